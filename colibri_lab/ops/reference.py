@@ -1,0 +1,221 @@
+"""The oracle: every operation of a backend in plain NumPy, one row at a time, clarity before speed.
+
+Shape legend as in types.py. A row is computed alone, so its result cannot depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import checks
+from .layout import MatrixLayout, ceil_div
+from .pack import unpack, unpack_codes
+from .types import (
+    F32,
+    FFN,
+    U8,
+    AttentionWeights,
+    ExpertPages,
+    KVPool,
+    LayerWeights,
+    Matrix,
+    MissingPage,
+    ModelWeights,
+    NonFiniteLogits,
+    Rows,
+)
+
+
+class ReferenceBackend:
+    """See types.Backend. precision "exact" multiplies float32 activations, "fast" int8 ones where weights are int8 or int4."""
+
+    name = "reference"
+    isa = "numpy"
+
+    def __init__(self, precision: str = "exact") -> None:
+        self.precision = checks.precision(precision)
+        self._dense: dict[int, F32] = {}  # float32 copies of the resident matrices, by id of the matrix
+
+    def bind(self, weights: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:
+        checks.bind(weights, kv, pages, rows)
+        self.weights, self.kv, self.pages, self.rows = weights, kv, pages, rows
+        self._sum = np.zeros_like(rows.x)  # [R, H] the layer's sum of experts
+        self._dense.clear()
+
+    def embed(self, n: int) -> None:
+        table = self.weights.embedding
+        if table is None:
+            table = self._values(self.weights.head)
+        self.rows.x[:n] = table[checks.indices(self.rows.token[:n], self.weights.vocab, "token")]
+
+    def attn_router(self, layer: int, n: int) -> None:
+        w, rows = self.weights, self.rows
+        block = w.layers[layer]
+        checks.positions(rows, self.kv, w, n)
+        queries = [self._project(block, layer, r) for r in range(n)]  # all keys are written before the first row looks
+        for r in range(n):
+            attended = self._attend(block.attention, layer, r, queries[r])
+            out = self._matmul(block.attention.o, attended)
+            if block.attention.o_bias is not None:
+                out = out + block.attention.o_bias
+            rows.x[r] += out
+            rows.ffn_in[r] = rms_norm(rows.x[r], block.post_norm, w.norm_eps)
+            if block.gate is not None:
+                logits = block.gate @ rows.ffn_in[r]  # [E]
+                rows.router_logits[r] = logits
+                if np.isnan(logits).any() or not np.isfinite(logits.max()):
+                    raise NonFiniteLogits(layer, r)
+                rows.experts[r], rows.weights[r] = route(logits, w.top_k, w.normalise_top_k)
+
+    def expert_ffn(self, layer: int, n: int, first: int, last: int) -> None:
+        rows, kv, block = self.rows, self.kv, self.weights.layers[layer]
+        dense = block.dense is not None
+        if n == 0:
+            return
+        used = {} if dense else self._used(layer, n, first, last)
+        if first == 0:
+            self._sum[:n] = 0
+            target = checks.indices(rows.kv_dst[:n], len(kv.k), "kv_dst")
+            kv.k[target] = kv.k[kv.staging : kv.staging + n]
+            kv.v[target] = kv.v[kv.staging : kv.staging + n]
+            kv.where[rows.seat[:n], layer, rows.position[:n]] = target
+        for expert, chosen in used.items():  # ascending, so each row adds its experts in ascending index
+            run = self.pages.frames[self.pages.table[layer, expert]].reshape(-1)
+            gate, up, down = (Matrix(layout, run) for layout in self.weights.expert)
+            for r, rank in chosen:
+                self._sum[r] += rows.weights[r, rank] * self._swiglu(FFN(gate, up, down), rows.ffn_in[r], paged=True)
+        if dense or last == self.weights.experts:
+            for r in range(n):
+                self._finish(block, r)
+
+    def head(self, n: int) -> None:
+        w, rows = self.weights, self.rows
+        wanted = checks.indices(rows.out_row[:n], rows.capacity, "out_row")
+        for i, r in enumerate(wanted):
+            logits = self._matmul(w.head, rms_norm(rows.x[r], w.final_norm, w.norm_eps))
+            top = logits.max()
+            rows.logits[i] = logits
+            rows.argmax[i] = int(logits.argmax())
+            rows.logsumexp[i] = top + np.log(np.exp(logits - top).sum())
+
+    def close(self) -> None:
+        self._dense.clear()
+
+    def _project(self, block: LayerWeights, layer: int, r: int) -> F32:
+        """Queries [heads, D] of row r; its key and value go to staging in the pool's dtype."""
+        a, w, rows, kv = block.attention, self.weights, self.rows, self.kv
+        split = a.heads * a.head_dim, (a.heads + a.kv_heads) * a.head_dim
+        qkv = self._matmul(a.qkv, rms_norm(rows.x[r], block.input_norm, w.norm_eps))
+        if a.qkv_bias is not None:
+            qkv = qkv + a.qkv_bias
+        q, k, v = qkv[: split[0]], qkv[split[0] : split[1]], qkv[split[1] :]
+        if a.q_norm is not None and a.k_norm is not None:
+            q = rms_norm(q.reshape(-1, len(a.q_norm)), a.q_norm, w.norm_eps).reshape(-1)
+            k = rms_norm(k.reshape(-1, len(a.k_norm)), a.k_norm, w.norm_eps).reshape(-1)
+        if a.clip is not None:
+            limit = np.float32(a.clip)
+            q, k, v = (np.clip(t, -limit, limit) for t in (q, k, v))
+        p = rows.position[r]
+        kv.k[kv.staging + r] = rotate(k.reshape(-1, a.head_dim), w.cos[p], w.sin[p])
+        kv.v[kv.staging + r] = v.reshape(-1, a.head_dim)
+        kv.where[rows.seat[r], layer, p] = kv.staging + r
+        return rotate(q.reshape(-1, a.head_dim), w.cos[p], w.sin[p])
+
+    def _attend(self, a: AttentionWeights, layer: int, r: int, queries: F32) -> F32:
+        p, kv = int(self.rows.position[r]), self.kv
+        begin = max(0, p + 1 - a.window) if a.window else 0
+        at = checks.indices(kv.where[self.rows.seat[r], layer, begin : p + 1], len(kv.k), "where")
+        keys, values = kv.k[at].astype(np.float32), kv.v[at].astype(np.float32)  # [T, KVH, D]
+        out = np.empty((a.heads, a.head_dim), np.float32)
+        for h in range(a.heads):
+            group = h // (a.heads // a.kv_heads)
+            scores = keys[:, group] @ queries[h] * np.float32(a.scale)  # [T]
+            weights = np.exp(scores - scores.max())
+            out[h] = weights @ values[:, group] / weights.sum()
+        return out.reshape(-1)
+
+    def _used(self, layer: int, n: int, first: int, last: int) -> dict[int, list[tuple[int, int]]]:
+        """expert -> [(row, rank)] for experts first <= e < last, ascending; MissingPage before anything is computed."""
+        experts = checks.indices(self.rows.experts[:n], self.weights.experts, "experts")
+        used: dict[int, list[tuple[int, int]]] = {}
+        for e in np.unique(experts[(experts >= first) & (experts < last)]):
+            frames = self.pages.table[layer, e]
+            if (frames < 0).any() or (frames >= len(self.pages.frames)).any():
+                raise MissingPage(f"layer {layer} expert {e} is not in memory")
+            used[int(e)] = [(int(r), int(rank)) for r, rank in np.argwhere(experts == e)]
+        return used
+
+    def _finish(self, block: LayerWeights, r: int) -> None:
+        x = self.rows.ffn_in[r]
+        if block.dense is not None:
+            self._sum[r] += self._swiglu(block.dense, x)
+        if block.shared is not None:
+            weight = np.float32(1)
+            if block.shared_gate is not None:
+                weight = np.float32(1) / (np.float32(1) + np.exp(-(block.shared_gate @ x)))
+            self._sum[r] += weight * self._swiglu(block.shared, x)
+        self.rows.x[r] += self._sum[r]
+
+    def _swiglu(self, f: FFN, x: F32, paged: bool = False) -> F32:
+        g, u = self._matmul(f.gate, x, paged), self._matmul(f.up, x, paged)
+        with np.errstate(over="ignore"):  # exp(-g) may be inf: silu is then -0
+            h = g / (np.float32(1) + np.exp(-g)) * u
+        return self._matmul(f.down, h, paged)
+
+    def _matmul(self, m: Matrix, x: F32, paged: bool = False) -> F32:
+        if self.precision == "fast" and m.layout.quantised:
+            return matmul_int8(m.data, m.layout, x)
+        values = unpack(m.data, m.layout) if paged else self._values(m)
+        return values @ x
+
+    def _values(self, m: Matrix) -> F32:
+        if id(m) not in self._dense:
+            self._dense[id(m)] = unpack(m.data, m.layout)
+        return self._dense[id(m)]
+
+
+def rms_norm(x: F32, weight: F32, eps: float) -> F32:
+    """x [..., width] over its root mean square, times weight [width]."""
+    mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+    return x / np.sqrt(mean + np.float32(eps)) * weight
+
+
+def rotate(x: F32, cos: F32, sin: F32) -> F32:
+    """Rotary embedding of heads [h, D], the halves of a head being the two coordinates (Hugging Face's order)."""
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def route(logits: F32, top_k: int, normalise: bool) -> tuple[np.ndarray, F32]:
+    """The k best experts of logits [E], ties to the lower index, and their softmax probabilities."""
+    chosen = np.argsort(-logits, kind="stable")[:top_k]
+    e = np.exp(logits - logits.max())
+    return chosen.astype(np.int32), e[chosen] / (e[chosen].sum() if normalise else e.sum())
+
+
+def quantise_row(x: F32, group: int) -> tuple[F32, F32]:
+    """x [K] as int8 codes (in float32) [B, g] and scales [B]: scale = absmax / 127, codes rounded to nearest even."""
+    blocks = np.zeros(ceil_div(len(x), group) * group, np.float32)
+    blocks[: len(x)] = x
+    blocks = blocks.reshape(-1, group)
+    top = np.abs(blocks).max(axis=1)
+    fine = (top >= np.float32(1e-30)) & np.isfinite(top)
+    inverse = np.where(fine, np.float32(127) / np.where(fine, top, np.float32(1)), np.float32(0))
+    codes = np.rint(np.where(fine[:, None], blocks, np.float32(0)) * inverse[:, None])
+    scales = np.where(fine, top / np.float32(127), np.where(np.isfinite(top), np.float32(0), np.float32(np.nan)))
+    return codes, scales.astype(np.float32)
+
+
+def matmul_int8(run: U8, layout: MatrixLayout, x: F32) -> F32:
+    """W x with int8 activations: exact integer dots per group, then float32 sums over groups in order."""
+    codes, scales = unpack_codes(run, layout)
+    wide = np.zeros((layout.rows, scales.shape[1] * layout.group), np.float32)
+    wide[:, : layout.cols] = codes
+    if layout.dtype == "int4":
+        wide[:, : layout.cols] -= 8
+    q, steps = quantise_row(x, layout.group)
+    dots = np.einsum("nbg,bg->nb", wide.reshape(layout.rows, -1, layout.group), q)  # below 2^24, so exact in float32
+    out = np.zeros(layout.rows, np.float32)
+    for b in range(scales.shape[1]):
+        out += scales[:, b].astype(np.float32) * steps[b] * dots[:, b]
+    return out

@@ -1,0 +1,155 @@
+/* The first half of a layer: norm, queries, keys and values, attention, output projection, norm, router. */
+
+typedef struct {
+    Context *c;
+    const Layer *layer;
+    int l, n, parts, by_head;
+} Half;
+
+/* One row of a matrix's input: norm of x. */
+static void input_unit(void *job, int r, int thread) {
+    Half *h = job;
+    Context *c = h->c;
+    const Model *m = &c->m;
+    (void)thread;
+    rms_norm(m->x + (size_t)r * m->hidden, h->layer->input_norm, c->in.act[r].x, m->hidden, m->eps);
+    act_row(&c->in.act[r], c->in.act[r].x, &h->layer->qkv, m->exact);
+}
+
+static void rotate(float *x, const float *cos, const float *sin, int half) {
+    for (int i = 0; i < half; i += 16) {
+        v16 a = v_at(x, i, half), b = v_at(x + half, i, half), c = v_at(cos, i, half), s = v_at(sin, i, half);
+        v_put(x, i, half, v_sub(v_mul(a, c), v_mul(b, s)));
+        v_put(x + half, i, half, v_add(v_mul(b, c), v_mul(a, s)));
+    }
+}
+
+static void norm_heads(float *x, const float *weight, int len, int width, float eps) {
+    for (int at = 0; weight && at < width; at += len) rms_norm(x + at, weight, x + at, len, eps);
+}
+
+static void to_pool(const Model *m, void *pool, int64_t token, const float *x) {
+    int width = m->kv_heads * m->head_dim;
+    if (m->kv_dtype == FP32) memcpy((float *)pool + token * width, x, (size_t)width * sizeof(float));
+    else
+        for (int i = 0; i < width; i += 16)
+            v_store_half_n((uint16_t *)pool + token * width + i, v_at(x, i, width), min_int(16, width - i));
+}
+
+/* One row from raw projections to rotated queries and to K/V in the staging area. */
+static void project_unit(void *job, int r, int thread) {
+    Half *h = job;
+    Context *c = h->c;
+    const Model *m = &c->m;
+    const Layer *layer = h->layer;
+    int dim = m->head_dim, queries = layer->heads * dim, keys = m->kv_heads * dim, width = queries + 2 * keys;
+    float *q = c->qkv + (size_t)r * c->qkv_width, *k = q + queries, *v = k + keys;
+    (void)thread;
+    for (int i = 0; layer->qkv_bias && i < width; i += 16)
+        v_put(q, i, width, v_add(v_at(q, i, width), v_at(layer->qkv_bias, i, width)));
+    norm_heads(q, layer->q_norm, layer->q_norm_len, queries, m->eps);
+    norm_heads(k, layer->k_norm, layer->k_norm_len, keys, m->eps);
+    for (int i = 0; layer->has_clip && i < width; i += 16)
+        v_put(q, i, width, v_max(v_set1(-layer->clip), v_min(v_set1(layer->clip), v_at(q, i, width))));
+    const float *cos = m->cos + (size_t)m->position[r] * (dim / 2), *sin = m->sin + (size_t)m->position[r] * (dim / 2);
+    for (int i = 0; i < queries + keys; i += dim) rotate(q + i, cos, sin, dim / 2);
+    to_pool(m, m->k, m->staging + r, k);
+    to_pool(m, m->v, m->staging + r, v);
+}
+
+static void attend_unit(void *job, int unit, int thread) {
+    Half *h = job;
+    int heads = h->c->m.kv_heads, r = h->by_head ? unit / heads : unit;
+    int first = h->by_head ? unit % heads : 0, last = h->by_head ? first + 1 : heads;
+    for (int kv = first; kv < last; kv++)
+        if (!attend_group(h->c, h->layer, h->l, r, kv, thread)) h->c->status[r] = BAD_INDEX;
+}
+
+static void attended_unit(void *job, int r, int thread) {
+    Half *h = job;
+    (void)thread;
+    act_row(&h->c->in.act[r], h->c->attended + (size_t)r * h->c->attended_width, &h->layer->o, h->c->m.exact);
+}
+
+static void residual_unit(void *job, int r, int thread) {
+    Half *h = job;
+    Context *c = h->c;
+    const Model *m = &c->m;
+    float *x = m->x + (size_t)r * m->hidden, *out = c->out + (size_t)r * m->hidden;
+    (void)thread;
+    for (int i = 0; i < m->hidden; i += 16) {
+        v16 o = v_at(out, i, m->hidden);
+        if (h->layer->o_bias) o = v_add(o, v_at(h->layer->o_bias, i, m->hidden));
+        v_put(x, i, m->hidden, v_add(v_at(x, i, m->hidden), o));
+    }
+    rms_norm(x, h->layer->post_norm, m->ffn_in + (size_t)r * m->hidden, m->hidden, m->eps);
+}
+
+static void logits_unit(void *job, int unit, int thread) {
+    Half *h = job;
+    const Model *m = &h->c->m;
+    int blocks = ceil_div(m->experts, 4); /* whole blocks of four, or the cut would show in the order of nothing but speed */
+    int first = 4 * share(blocks, h->parts, unit), last = min_int(m->experts, 4 * share(blocks, h->parts, unit + 1));
+    (void)thread;
+    for (int r = 0; r < h->n; r++)
+        router_logits(h->layer->gate, m->ffn_in + (size_t)r * m->hidden, m->hidden, first, last,
+                      m->router_logits + (size_t)r * m->experts);
+}
+
+static void choose_unit(void *job, int r, int thread) {
+    Half *h = job;
+    const Model *m = &h->c->m;
+    (void)thread;
+    if (!choose(m->router_logits + (size_t)r * m->experts, m->experts, m->top_k, m->normalise,
+                m->experts_of_row + (size_t)r * m->top_k, m->weights + (size_t)r * m->top_k))
+        h->c->status[r] = NON_FINITE;
+}
+
+static int64_t check_rows(const Model *m, int l, int n) {
+    if (l < 0 || l >= m->n_layers) return failure(BAD_INDEX, LAYER, l);
+    if (n < 0 || n > m->capacity) return failure(BAD_INDEX, COUNT, n);
+    for (int r = 0; r < n; r++) {
+        if (m->seat[r] < 0 || m->seat[r] >= m->seats) return failure(BAD_INDEX, SEAT, r);
+        if (m->position[r] < 0 || m->position[r] >= min_int(m->positions, m->rope_positions))
+            return failure(BAD_INDEX, POSITION, r);
+    }
+    return OK;
+}
+
+static int64_t first_failure(const Context *c, int n) {
+    for (int r = 0; r < n; r++)
+        if (c->status[r]) return failure(c->status[r], c->status[r] == BAD_INDEX ? WHERE : 0, r);
+    return OK;
+}
+
+INLINE int32_t *where_of(const Model *m, int l, int r) {
+    return m->where + ((size_t)m->seat[r] * m->n_layers + l) * m->positions + m->position[r];
+}
+
+EXPORT int64_t colibri_attn_router(Context *c, int l, int n) {
+    if (!c) return failure(UNBOUND, 0, 0);
+    const Model *m = &c->m;
+    int64_t failed = check_rows(m, l, n), history = 0, wide = (int64_t)n * m->hidden;
+    if (failed || n == 0) return failed;
+    const Layer *layer = &m->layers[l];
+    Half h = {c, layer, l, n, 1, 0};
+    memset(c->status, 0, (size_t)n * sizeof *c->status);
+    run_units(c, input_unit, &h, n, 4 * wide);
+    product(c, &layer->qkv, c->in.act, c->qkv, (size_t)c->qkv_width, n);
+    run_units(c, project_unit, &h, n, 8 * (int64_t)n * c->qkv_width);
+    for (int r = 0; r < n; r++) { /* all rows before the first one looks: rows of one seat see each other */
+        *where_of(m, l, r) = (int32_t)(m->staging + r);
+        history += 16 + (layer->window ? min_int(layer->window, m->position[r] + 1) : m->position[r] + 1);
+    }
+    h.by_head = n < 4 * c->pool.threads;
+    run_units(c, attend_unit, &h, h.by_head ? n * m->kv_heads : n, 2 * history * layer->heads * m->head_dim);
+    if ((failed = first_failure(c, n))) return failed;
+    run_units(c, attended_unit, &h, n, 4 * wide);
+    product(c, &layer->o, c->in.act, c->out, (size_t)m->hidden, n);
+    run_units(c, residual_unit, &h, n, 4 * wide);
+    if (!layer->gate) return OK;
+    h.parts = parts_of(c, ceil_div(m->experts, 4), 4);
+    run_units(c, logits_unit, &h, h.parts, (int64_t)wide * m->experts);
+    run_units(c, choose_unit, &h, n, (int64_t)n * m->experts * m->top_k);
+    return first_failure(c, n);
+}

@@ -1,0 +1,16 @@
+/* The whole CPU library as one translation unit: compile it once per ISA level, with that level's flags.
+   All levels give the same bits: 16 lanes, fixed order, multiply and add rounded apart (-ffp-contract=off). */
+#include "types.h"
+#include "vec.h"
+#include "pool.c"
+#include "tiles.h"
+#include "activations.c"
+#include "matmul.c"
+#include "context.c"
+#include "embed.c"
+#include "attention.c"
+#include "router.c"
+#include "attn_router.c"
+#include "expert_ffn.c"
+#include "head.c"
+#include "probe.c"

@@ -1,0 +1,166 @@
+/* One bound model: the caller's arrays, our scratch, our threads. All memory is taken here, none in a step. */
+
+typedef struct {
+    Act *act; /* one a row */
+    int rows, width;
+} Acts;
+
+typedef struct {
+    const Ffn *w;
+    Run run;       /* of an expert; a resident network has its own runs */
+    int first, rows; /* its part of the gathered arrays below */
+} Job;
+
+typedef struct {
+    Model m;
+    Pool pool;
+    Acts in, shared_in, hidden; /* inputs of a matrix by row; the shared expert's; hidden activations by (job, row) */
+    float *qkv, *attended, *out; /* [R][...] */
+    float *sum;            /* [R][H] the layer's sum of experts */
+    float *scores;         /* [threads][4][positions] */
+    float *scratch;        /* [threads][2][scratch_len] */
+    float **pointers;      /* [threads][2][R] */
+    Job *jobs;
+    Act *job_in;           /* gathered by job */
+    int *job_row, *count;
+    float *job_weight;
+    int32_t *status;       /* [R] */
+    int qkv_width, attended_width, scores_len, scratch_len, n_jobs;
+    void *memory[64];
+    int n_memory;
+} Context;
+
+static void *take(Context *c, size_t count, size_t size) {
+    void *p = NULL;
+    if (posix_memalign(&p, 64, (count + 1) * size + 64)) return NULL;
+    memset(p, 0, (count + 1) * size + 64);
+    c->memory[c->n_memory++] = p;
+    return p;
+}
+
+static int take_acts(Context *c, Acts *a, size_t rows, int width) {
+    size_t w = (size_t)round_up(width, 256), groups = w / 32;
+    a->act = take(c, rows, sizeof(Act));
+    float *x = take(c, rows * w, sizeof(float)), *scale = take(c, rows * groups, sizeof(float));
+    int8_t *q = take(c, rows * w, 1);
+    int32_t *offset = take(c, rows * groups, sizeof(int32_t));
+    if (!a->act || !x || !scale || !q || !offset) return 0;
+    for (size_t r = 0; r < rows; r++) {
+        Act one = {x + r * w, q + r * w, scale + r * groups, offset + r * groups};
+        a->act[r] = one;
+    }
+    a->rows = (int)rows, a->width = (int)w;
+    return 1;
+}
+
+EXPORT void colibri_free(Context *c) {
+    if (!c) return;
+    if (c->pool.threads) pool_stop(&c->pool);
+    for (int i = 0; i < c->n_memory; i++) free(c->memory[i]);
+    free(c);
+}
+
+EXPORT Context *colibri_bind(const Model *model) {
+    Context *c;
+    if (posix_memalign((void **)&c, 64, sizeof *c)) return NULL; /* the pool's words want cache lines of their own */
+    memset(c, 0, sizeof *c);
+    c->m = *model;
+    Model *m = &c->m;
+    size_t rows = (size_t)m->capacity, threads = (size_t)min_int(max_int(m->threads, 1), 256), pairs = rows;
+    int widest = m->hidden, shared = 0, ffn = 0;
+    Layer *layers = take(c, (size_t)m->n_layers, sizeof(Layer));
+    if (!layers) goto no_memory;
+    memcpy(layers, m->layers, (size_t)m->n_layers * sizeof(Layer));
+    m->layers = layers;
+    for (int l = 0; l < m->n_layers; l++) {
+        const Layer *layer = &m->layers[l];
+        c->qkv_width = max_int(c->qkv_width, layer->qkv.rows);
+        c->attended_width = max_int(c->attended_width, layer->o.cols);
+        if (layer->has_dense) ffn = max_int(ffn, layer->dense.gate.rows);
+        else pairs = rows * (size_t)(m->top_k + 1);
+        if (layer->has_shared) shared = max_int(shared, layer->shared.gate.rows);
+    }
+    if (pairs > rows) ffn = max_int(ffn, m->expert.gate.rows);
+    ffn = max_int(ffn, shared); /* one width for all keeps the layout simple: a shared expert is a few experts wide */
+    widest = max_int(widest, c->attended_width);
+    c->scratch_len = round_up(max_int(max_int(m->hidden, ffn), (int)rows * 128), 128);
+    c->scores_len = round_up(m->positions, 16);
+    if (!take_acts(c, &c->in, rows, widest) || !take_acts(c, &c->shared_in, rows, m->hidden) ||
+        !take_acts(c, &c->hidden, pairs, ffn))
+        goto no_memory;
+    c->qkv = take(c, rows * (size_t)c->qkv_width, sizeof(float));
+    c->attended = take(c, rows * (size_t)c->attended_width, sizeof(float));
+    c->out = take(c, rows * (size_t)m->hidden, sizeof(float));
+    c->sum = take(c, rows * (size_t)m->hidden, sizeof(float));
+    c->scores = take(c, threads * 4 * (size_t)c->scores_len, sizeof(float));
+    c->scratch = take(c, threads * 2 * (size_t)c->scratch_len, sizeof(float));
+    c->pointers = take(c, threads * 2 * rows, sizeof(float *));
+    c->jobs = take(c, (size_t)m->experts + 2, sizeof(Job));
+    c->job_in = take(c, pairs, sizeof(Act));
+    c->job_row = take(c, pairs, sizeof(int));
+    c->job_weight = take(c, pairs, sizeof(float));
+    c->count = take(c, (size_t)m->experts + 1, sizeof(int));
+    c->status = take(c, rows, sizeof(int32_t));
+    if (!c->qkv || !c->attended || !c->out || !c->sum || !c->scores || !c->scratch || !c->pointers || !c->jobs ||
+        !c->job_in || !c->job_row || !c->job_weight || !c->count || !c->status)
+        goto no_memory;
+    pool_start(&c->pool, (int)threads);
+    return c;
+no_memory:
+    colibri_free(c);
+    return NULL;
+}
+
+EXPORT const char *colibri_isa(void) { return ISA; }
+
+/* Sizes of the structs, so that a ctypes twin which has drifted apart is found at load. */
+EXPORT int colibri_sizeof(int what) {
+    const int size[] = {sizeof(Matrix), sizeof(Ffn), sizeof(Layer), sizeof(Model)};
+    return what >= 0 && what < 4 ? size[what] : -1;
+}
+
+/* Waking a sleeping thread costs about a microsecond at best: below this many multiply-adds the caller works alone. */
+enum { WORTH_WAKING = 65536 };
+
+INLINE void run_units(Context *c, Unit unit, void *job, int units, int64_t work) {
+    if (work < WORTH_WAKING)
+        for (int i = 0; i < units; i++) unit(job, i, 0);
+    else
+        pool_run(&c->pool, unit, job, units);
+}
+
+/* Part u of `parts` of n items: [share(n, parts, u), share(n, parts, u + 1)). */
+INLINE int share(int n, int parts, int u) { return (int)((int64_t)n * u / parts); }
+
+/* How many parts a matrix of row groups is cut into: some a thread, so that a slow one does not hold up the rest. */
+INLINE int parts_of(const Context *c, int row_groups, int each) {
+    return c->pool.threads == 1 ? 1 : max_int(1, min_int(row_groups, c->pool.threads * each));
+}
+
+INLINE Run resident(const Matrix *m) {
+    Run run = {m->data, NULL};
+    return run;
+}
+
+/* One matrix times the first n rows of acts, all threads: y[i] is row i's result. */
+typedef struct {
+    Context *c;
+    const Matrix *w;
+    const Act *act;
+    float *y;
+    size_t stride;
+    int n, parts;
+} Product;
+
+static void product_unit(void *job, int unit, int thread) {
+    Product *p = job;
+    int groups = ceil_div(p->w->rows, ROWS), first = share(groups, p->parts, unit), last = share(groups, p->parts, unit + 1);
+    float **y = p->c->pointers + (size_t)thread * 2 * (size_t)p->c->m.capacity;
+    for (int i = 0; i < p->n; i++) y[i] = p->y + (size_t)i * p->stride + first * ROWS;
+    matmul(p->w, resident(p->w), first, last, p->act, y, p->n, p->c->m.exact);
+}
+
+static void product(Context *c, const Matrix *w, const Act *act, float *y, size_t stride, int n) {
+    Product p = {c, w, act, y, stride, n, parts_of(c, ceil_div(w->rows, ROWS), w->rows > 8192 ? 32 : 6)};
+    run_units(c, product_unit, &p, p.parts, (int64_t)n * w->rows * w->cols);
+}

@@ -1,0 +1,171 @@
+/* The second half of a layer: SwiGLU networks of the chosen experts, the shared one or a dense one, each once for all rows
+   that want it. A job is one network with its rows. Stage one: gate and up, silu(gate) * up, requantised in place.
+   Stage two: down, added row by row in ascending order of experts, whatever the waves and threads. */
+
+enum { BLOCK_GROUPS = 8 }; /* row groups a slice: 128 hidden values hold whole weight groups of any size */
+
+typedef struct {
+    Context *c;
+    int l, n, parts, finish;
+} Step;
+
+static Run run_of(const Job *job, const Matrix *m) { return m->data ? resident(m) : job->run; }
+
+/* Row groups that fit the thread's scratch for `rows` rows: as many as possible, since long runs read faster. */
+static int slice_of(const Context *c, int rows) {
+    return max_int(BLOCK_GROUPS, c->scratch_len / (rows * ROWS) / BLOCK_GROUPS * BLOCK_GROUPS);
+}
+
+static void up_unit(void *arg, int unit, int thread) {
+    Step *s = arg;
+    Context *c = s->c;
+    const Job *job = &c->jobs[unit / s->parts];
+    const Ffn *w = job->w;
+    int exact = c->m.exact, groups = ceil_div(w->gate.rows, ROWS), blocks = ceil_div(groups, BLOCK_GROUPS), part = unit % s->parts;
+    int begin = share(blocks, s->parts, part) * BLOCK_GROUPS, slice = slice_of(c, job->rows);
+    int end = min_int(groups, share(blocks, s->parts, part + 1) * BLOCK_GROUPS);
+    float **gate = c->pointers + (size_t)thread * 2 * (size_t)c->m.capacity, **up = gate + c->m.capacity;
+    float *scratch = c->scratch + (size_t)thread * 2 * (size_t)c->scratch_len;
+    Act *hidden = c->hidden.act + job->first;
+    const Act *in = c->job_in + job->first;
+    for (int first = begin; first < end; first += slice) {
+        int last = min_int(end, first + slice), from = first * ROWS, to = min_int(w->gate.rows, last * ROWS);
+        for (int i = 0; i < job->rows; i++) {
+            gate[i] = hidden[i].x + from;
+            up[i] = scratch + (size_t)i * (last - first) * ROWS;
+        }
+        matmul(&w->gate, run_of(job, &w->gate), first, last, in, gate, job->rows, exact);
+        matmul(&w->up, run_of(job, &w->up), first, last, in, up, job->rows, exact);
+        for (int i = 0; i < job->rows; i++) {
+            for (int k = 0; k < to - from; k += 16)
+                v_put(gate[i], k, to - from, v_mul(v_silu(v_at(gate[i], k, to - from)), v_at(up[i], k, to - from)));
+            act_range(&hidden[i], hidden[i].x, from, to, &w->down, exact);
+        }
+    }
+}
+
+static void add_weighted(float *sum, const float *y, float weight, int n) {
+    for (int i = 0; i < n; i += 16) v_put(sum, i, n, v_madd(v_at(sum, i, n), v_set1(weight), v_at(y, i, n)));
+}
+
+static void down_unit(void *arg, int unit, int thread) {
+    Step *s = arg;
+    Context *c = s->c;
+    int hidden = c->m.hidden, groups = ceil_div(hidden, ROWS), most = 1;
+    int begin = share(groups, s->parts, unit), end = share(groups, s->parts, unit + 1);
+    float **y = c->pointers + (size_t)thread * 2 * (size_t)c->m.capacity;
+    float *scratch = c->scratch + (size_t)thread * 2 * (size_t)c->scratch_len;
+    for (int j = 0; j < c->n_jobs; j++) most = max_int(most, c->jobs[j].rows);
+    for (int first = begin, slice = slice_of(c, most); first < end; first += slice) {
+        int last = min_int(end, first + slice), from = first * ROWS, width = min_int(hidden, last * ROWS) - from;
+        for (int j = 0; j < c->n_jobs; j++) {
+            const Job *job = &c->jobs[j];
+            for (int i = 0; i < job->rows; i++) y[i] = scratch + (size_t)i * (last - first) * ROWS;
+            matmul(&job->w->down, run_of(job, &job->w->down), first, last, c->hidden.act + job->first, y, job->rows, c->m.exact);
+            for (int i = 0; i < job->rows; i++)
+                add_weighted(c->sum + (size_t)c->job_row[job->first + i] * hidden + from, y[i], c->job_weight[job->first + i], width);
+        }
+        for (int r = 0; s->finish && r < s->n; r++) {
+            float *x = c->m.x + (size_t)r * hidden + from, *sum = c->sum + (size_t)r * hidden + from;
+            for (int i = 0; i < width; i += 16) v_put(x, i, width, v_add(v_at(x, i, width), v_at(sum, i, width)));
+        }
+    }
+}
+
+/* Jobs of the routed experts first <= e < last, ascending; rows in order within each. */
+static int64_t gather_experts(Context *c, int l, int n, int first, int last) {
+    const Model *m = &c->m;
+    int picks = n * m->top_k, at = 0;
+    memset(c->count, 0, (size_t)m->experts * sizeof *c->count);
+    for (int i = 0; i < picks; i++) {
+        if (m->experts_of_row[i] < 0 || m->experts_of_row[i] >= m->experts) return failure(BAD_INDEX, EXPERT, i / m->top_k);
+        c->count[m->experts_of_row[i]]++;
+    }
+    for (int e = max_int(first, 0); e < min_int(last, m->experts); e++) {
+        if (!c->count[e]) continue;
+        if (c->count[e] > n) return failure(BAD_INDEX, EXPERT, e); /* twice in one row: no router does that */
+        const int32_t *pages = m->table + ((size_t)l * m->experts + e) * m->table_pages;
+        for (int g = 0; g < m->table_pages; g++)
+            if (pages[g] < 0 || pages[g] >= m->n_frames) return failure(MISSING_PAGE, 0, e);
+        Job job = {&m->expert, {m->frames, pages}, at, 0};
+        at += c->count[e];
+        c->count[e] = c->n_jobs;
+        c->jobs[c->n_jobs++] = job;
+    }
+    for (int i = 0; i < picks; i++) {
+        int e = m->experts_of_row[i];
+        if (e < first || e >= last) continue;
+        Job *job = &c->jobs[c->count[e]];
+        int slot = job->first + job->rows++;
+        c->job_row[slot] = i / m->top_k;
+        c->job_weight[slot] = m->weights[i];
+        c->job_in[slot] = c->in.act[i / m->top_k];
+    }
+    return OK;
+}
+
+/* A job of all rows for a resident network. gate: weigh each row by sigmoid(gate . x), NULL: by 1. */
+static void gather_all(Context *c, const Ffn *w, const float *gate, const Acts *in, int n) {
+    const Model *m = &c->m;
+    int first = c->n_jobs ? c->jobs[c->n_jobs - 1].first + c->jobs[c->n_jobs - 1].rows : 0;
+    Job job = {w, {NULL, NULL}, first, n};
+    c->jobs[c->n_jobs++] = job;
+    for (int r = 0; r < n; r++) {
+        float weight[16] = {1.0f};
+        if (gate) v_store(weight, v_sigmoid(v_set1(dot(gate, m->ffn_in + (size_t)r * m->hidden, m->hidden))));
+        c->job_row[first + r] = r;
+        c->job_weight[first + r] = weight[0];
+        c->job_in[first + r] = in->act[r];
+    }
+}
+
+static void prepare_unit(void *arg, int r, int thread) {
+    Step *s = arg;
+    Context *c = s->c;
+    const Layer *layer = &c->m.layers[s->l];
+    const float *x = c->m.ffn_in + (size_t)r * c->m.hidden;
+    (void)thread;
+    act_row(&c->in.act[r], x, layer->has_dense ? &layer->dense.gate : &c->m.expert.gate, c->m.exact);
+    if (layer->has_shared && s->finish) act_row(&c->shared_in.act[r], x, &layer->shared.gate, c->m.exact);
+}
+
+/* K/V of the step's rows go from staging to their slots, which the router's choice has settled. */
+static int64_t settle(Context *c, int l, int n) {
+    const Model *m = &c->m;
+    size_t bytes = (size_t)m->kv_heads * m->head_dim * (m->kv_dtype == FP16 ? 2 : 4);
+    for (int r = 0; r < n; r++)
+        if (m->kv_dst[r] < 0 || m->kv_dst[r] >= m->tokens) return failure(BAD_INDEX, KV_DST, r);
+    for (int r = 0; r < n; r++) {
+        size_t to = (size_t)m->kv_dst[r] * bytes, from = (size_t)(m->staging + r) * bytes;
+        memmove((char *)m->k + to, (char *)m->k + from, bytes);
+        memmove((char *)m->v + to, (char *)m->v + from, bytes);
+        *where_of(m, l, r) = m->kv_dst[r];
+    }
+    return OK;
+}
+
+EXPORT int64_t colibri_expert_ffn(Context *c, int l, int n, int first, int last) {
+    if (!c) return failure(UNBOUND, 0, 0);
+    const Model *m = &c->m;
+    int64_t failed = check_rows(m, l, n), work = 0;
+    if (failed || n == 0) return failed;
+    const Layer *layer = &m->layers[l];
+    Step s = {c, l, n, 1, layer->has_dense || last == m->experts};
+    c->n_jobs = 0;
+    if (!layer->has_dense && (failed = gather_experts(c, l, n, first, last))) return failed;
+    if (first == 0) {
+        if ((failed = settle(c, l, n))) return failed;
+        memset(c->sum, 0, (size_t)n * m->hidden * sizeof(float));
+    }
+    run_units(c, prepare_unit, &s, n, (int64_t)n * m->hidden * 4);
+    if (layer->has_dense) gather_all(c, &layer->dense, NULL, &c->in, n);
+    if (layer->has_shared && s.finish) gather_all(c, &layer->shared, layer->shared_gate, &c->shared_in, n);
+    for (int j = 0; j < c->n_jobs; j++) work += (int64_t)c->jobs[j].rows * c->jobs[j].w->gate.rows * m->hidden;
+    if (c->n_jobs) {
+        s.parts = max_int(1, ceil_div(parts_of(c, 1 << 20, 6), c->n_jobs));
+        run_units(c, up_unit, &s, c->n_jobs * s.parts, 2 * work);
+    }
+    s.parts = parts_of(c, ceil_div(m->hidden, ROWS), 6);
+    run_units(c, down_unit, &s, s.parts, work);
+    return OK;
+}

@@ -1,0 +1,67 @@
+/* What Python passes, once, at bind. The ctypes twins are in colibri_lab/ops/abi.py; sizes are compared at load. */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE 65536
+#define ROWS 16 /* rows of a tile, lanes of a vector */
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+
+enum { FP32, FP16, INT8, INT4 };
+enum { OK, NON_FINITE, MISSING_PAGE, BAD_INDEX, UNBOUND };
+enum { TOKEN, SEAT, POSITION, KV_DST, EXPERT, OUT_ROW, WHERE, LAYER, COUNT }; /* what a BAD_INDEX was found in */
+
+/* A call returns 0 or kind | what << 8 | number << 16 (number: a row, or the expert whose page is missing). */
+INLINE int64_t failure(int kind, int what, int64_t number) { return kind | what << 8 | number << 16; }
+
+typedef struct {
+    const uint8_t *data; /* first page of a resident matrix; NULL for experts, which are read through the page table */
+    int64_t start;
+    int32_t rows, cols, dtype, group;
+    int32_t groups; /* ceil(cols / group): groups that hold weights; those past it are padding and never read */
+    int32_t tile_cols, tile_bytes, groups_per_tile, tiles_across, tiles_per_page;
+} Matrix;
+
+typedef struct {
+    Matrix gate, up, down;
+} Ffn;
+
+typedef struct {
+    const float *input_norm, *post_norm, *qkv_bias, *o_bias, *q_norm, *k_norm, *gate, *shared_gate;
+    Matrix qkv, o;
+    Ffn dense, shared;
+    int32_t heads, window, q_norm_len, k_norm_len, has_dense, has_shared, has_clip;
+    float scale, clip;
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const float *final_norm, *cos, *sin;
+    const void *embedding; /* row-major, or NULL: rows are read from the head */
+    Matrix head;
+    Ffn expert;
+    int32_t n_layers, hidden, vocab, experts, top_k, normalise, embedding_dtype, rope_positions, exact, threads;
+    float eps;
+    /* KVPool */
+    void *k, *v;
+    int32_t *where; /* [seats][n_layers][positions] */
+    int64_t tokens, staging;
+    int32_t kv_dtype, kv_heads, head_dim, seats, positions;
+    /* ExpertPages */
+    const uint8_t *frames;
+    const int32_t *table; /* [n_layers][experts][table_pages] */
+    int64_t n_frames;
+    int32_t table_pages;
+    /* Rows */
+    int32_t capacity;
+    const int32_t *token, *position, *seat, *kv_dst, *out_row;
+    float *x, *ffn_in, *router_logits, *weights, *logits, *logsumexp;
+    int32_t *experts_of_row, *argmax;
+} Model;
+
+INLINE int min_int(int a, int b) { return a < b ? a : b; }
+INLINE int max_int(int a, int b) { return a > b ? a : b; }
+INLINE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+INLINE int round_up(int a, int b) { return ceil_div(a, b) * b; }

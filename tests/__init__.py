@@ -1,0 +1,1 @@
+"""Tests: one folder a room; `makers` builds the inputs, `oracle` says what is right."""
