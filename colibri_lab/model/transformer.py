@@ -1,0 +1,104 @@
+"""forward(): a step's rows through the whole model. Read this first; everything else serves it.
+
+Shape legend: R rows of the step (a row is one token of one sequence), H hidden, E experts, k experts per token, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns as clock
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..events import NO_EXPERT
+from ..ops.types import Backend, Rows
+
+
+class Experts(Protocol):
+    """The pager, seen from here."""
+
+    room: int  # experts that fit into memory at once
+    wait_ns: int  # time spent waiting for pages so far
+
+    def acquire(self, layer: int, wanted: Sequence[int]) -> None: ...
+
+
+class Cache(Protocol):
+    """The KV cache, seen from here."""
+
+    def begin(self, seats: Sequence[int]) -> None: ...
+
+    def place(self, layer: int, first: Sequence[int]) -> None: ...
+
+
+class Dispatch(Protocol):
+    def split(self, chosen: Sequence[Sequence[int]], room: int) -> Sequence[tuple[int, int, Sequence[int]]]: ...
+
+
+class Choice(Protocol):
+    """A router that runs outside the backend."""
+
+    def apply(self, layer: int, n: int) -> None: ...
+
+
+class Transformer:
+    """The decoder layers over one backend. Stage times of the last forward are in *_ns."""
+
+    def __init__(self, backend: Backend, rows: Rows, sparse: Sequence[bool], pager: Experts, kv: Cache,
+                 dispatch: Dispatch, router: Choice | None = None) -> None:  # fmt: skip
+        self.backend, self.rows, self.pager, self.kv = backend, rows, pager, kv
+        self._dispatch, self._router, self._sparse = dispatch, router, tuple(sparse)
+        shape = (len(self._sparse), *rows.experts.shape)
+        self.route: NDArray[np.int32] = np.full(shape, NO_EXPERT, np.int32)  # [L, R, k] choices of the step
+        self.gate: NDArray[np.float32] = np.zeros(shape, np.float32)  # [L, R, k] their weights
+        self._views: dict[int, tuple[NDArray, NDArray, list[NDArray], list[NDArray]]] = {}
+        self.attention_ns = self.io_ns = self.experts_ns = 0
+        self.pressed: list[object] = []  # an interrupt that waits for the end of the layer; see engine.interrupt
+
+    def forward(self, n: int, seats: Sequence[int]) -> None:
+        """Rows [0, n) through all layers. rows.token, .position, .seat are set; rows of one seat are in order of position."""
+        backend, pager, kv = self.backend, self.pager, self.kv
+        experts, weights, route, gate = self._views.get(n) or self._view(n)
+        attention = ffn = 0
+        waited = pager.wait_ns
+        kv.begin(seats)
+        backend.embed(n)  # x [R, H]
+        begin = clock()
+        for layer, sparse in enumerate(self._sparse):
+            backend.attn_router(layer, n)  # x, ffn_in [R, H]; router_logits [R, E]; experts, weights [R, k]
+            routed = clock()
+            if sparse:
+                if self._router is not None:
+                    self._router.apply(layer, n)
+                np.copyto(route[layer], experts)
+                np.copyto(gate[layer], weights)
+                chosen = experts.tolist()  # [R][k]
+                kv.place(layer, [row[0] for row in chosen])
+                for first, last, wanted in self._dispatch.split(chosen, pager.room):
+                    pager.acquire(layer, wanted)
+                    backend.expert_ffn(layer, n, first, last)  # x [R, H] after the last wave
+            else:
+                kv.place(layer, [-1] * n)
+                backend.expert_ffn(layer, n, 0, 0)
+            done = clock()
+            attention += routed - begin
+            ffn += done - routed
+            begin = done
+            if self.pressed:
+                raise KeyboardInterrupt
+        self.io_ns = pager.wait_ns - waited
+        self.attention_ns, self.experts_ns = attention, ffn - self.io_ns
+
+    def head(self, out_rows: Sequence[int]) -> None:
+        """Logits [n, V] of some rows of the step."""
+        n = len(out_rows)
+        self.rows.out_row[:n] = out_rows
+        self.backend.head(n)
+
+    def _view(self, n: int) -> tuple[NDArray, NDArray, list[NDArray], list[NDArray]]:
+        """Views of the first n rows, made once per n: slicing costs more than all else that Python does in a layer."""
+        views = (self.rows.experts[:n], self.rows.weights[:n], [a[:n] for a in self.route], [a[:n] for a in self.gate])
+        self._views[n] = views
+        return views
