@@ -1,12 +1,15 @@
-"""The one table of families: which config key says what, what it means when it is not there, and how tensors are called.
+"""The one table of families.
 
-Roles, keys and defaults follow transformers 5: a key that is absent or null has the family's class default, except where
-null has a meaning of its own (key/value heads: as many as heads; sliding window, end token: none).
+Which config key says what, what it means when it is not there, and how tensors are called.
+
+Roles, keys and defaults follow transformers 5: a key that is absent or null has the family's class default, except
+where null has a meaning of its own (key/value heads: as many as heads; sliding window, end token: none).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +41,7 @@ class Family:
 
     architecture: str
     defaults: dict[str, Any]
-    keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     theta: float = 10000.0
     qk_norm: str = ""
     windows: str = "none"  # none | all (sliding_window) | switch (use_sliding_window) | layers (layer_types)
@@ -68,7 +71,9 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family(
         "Qwen2MoeForCausalLM",
         _COMMON
-        | dict(vocab_size=151936, hidden_size=2048, layers=24, heads=16, kv_heads=16, max_positions=32768, norm_eps=1e-6)
+        | dict(
+            vocab_size=151936, hidden_size=2048, layers=24, heads=16, kv_heads=16, max_positions=32768, norm_eps=1e-6
+        )
         | dict(experts=60, top_k=4, expert_ffn=1408, dense_ffn=5632, shared_ffn=5632, qkv_bias=True),
         _PATTERN
         | _MOE_WIDTHS
@@ -88,7 +93,9 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(
         "OlmoeForCausalLM",
         _COMMON
-        | dict(vocab_size=50304, hidden_size=2048, layers=16, heads=16, kv_heads=None, max_positions=4096, norm_eps=1e-5)
+        | dict(
+            vocab_size=50304, hidden_size=2048, layers=16, heads=16, kv_heads=None, max_positions=4096, norm_eps=1e-5
+        )
         | dict(experts=64, top_k=8, expert_ffn=2048, eos=50279, qkv_bias=False, o_bias=False),
         {"expert_ffn": ("intermediate_size",), "clip_qkv": ("clip_qkv",)} | _NORMALISE | _BIAS,
         qk_norm="flat",
@@ -148,7 +155,10 @@ class _Facts:
 
 
 def find_family(config: dict[str, Any], source: str) -> str:
-    """Name of the family by model_type, else by architectures. ModelError: dense models, and the list of known families."""
+    """Name of the family by model_type, else by architectures.
+
+    ModelError: dense models, and the list of known families.
+    """
     kind = config.get("model_type")
     listed = config.get("architectures")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
@@ -159,7 +169,9 @@ def find_family(config: dict[str, Any], source: str) -> str:
     shown = str(kind or (names[0] if names else "none stated"))[:60]
     known = ", ".join(sorted(FAMILIES))
     if "hidden_size" in config and not any("expert" in key and config[key] for key in config):
-        raise ModelError(f"{source}: {shown!r} is a dense model (no experts); this engine runs mixtures of experts: {known}")
+        raise ModelError(
+            f"{source}: {shown!r} is a dense model (no experts); this engine runs mixtures of experts: {known}"
+        )
     raise ModelError(f"{source}: architecture {shown!r} is not known; known are {known}")
 
 
@@ -228,7 +240,9 @@ def _windows(facts: _Facts, layers: int) -> tuple[int, ...]:
         return (0,) * layers
     default = None if kind == "all" else 4096
     size = config.get("sliding_window", default)
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= LIMITS["max_positions"]):
+    if size is not None and (
+        isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= LIMITS["max_positions"]
+    ):
         raise facts.fail(f"sliding_window is {size!r:.40}, not a number of tokens")
     used = kind == "all" or config.get("use_sliding_window") or False
     if not isinstance(used, bool):

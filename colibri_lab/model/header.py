@@ -1,8 +1,9 @@
 """The head of a safetensors file, held to be hostile until every number in it has been checked against the file.
 
-A file is 8 bytes (little-endian length n of the header), n bytes of JSON, then the data. The header maps a tensor's name to
-{"dtype", "shape", "data_offsets": [begin, end]} (offsets from the start of the data) and may hold "__metadata__", text to text.
-As the format demands: ranges follow each other without holes or overlap from the first byte of the data to the last.
+A file is 8 bytes (little-endian length n of the header), n bytes of JSON, then the data. The header maps a tensor's
+name to {"dtype", "shape", "data_offsets": [begin, end]} (offsets from the start of the data) and may hold
+"__metadata__", text to text. As the format demands: ranges follow each other without holes or overlap from the first
+byte of the data to the last.
 """
 
 from __future__ import annotations
@@ -18,9 +19,28 @@ from .errors import ModelError
 LARGEST_HEADER = 64 << 20  # the largest models' headers have some 20 MiB when all is in one file
 LARGEST_RANK = 8
 BITS = {
-    **{"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64},
-    **{"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64},
-    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "U16": 16,
+    "I16": 16,
+    "U32": 32,
+    "I32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F16": 16,
+    "BF16": 16,
+    "F32": 32,
+    "F64": 64,
+    "C64": 64,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
 }
 
 
@@ -62,7 +82,7 @@ def read_header(fd: int, path: str) -> Header:
     return parse_header(text, size, path)
 
 
-def parse_header(text: bytes, file_size: int, path: str) -> Header:
+def parse_header(text: bytes | bytearray, file_size: int, path: str) -> Header:
     """`read_header` on the header's bytes alone."""
     start = 8 + len(text)
     if text[:1] != b"{":
@@ -96,7 +116,9 @@ def _entry(name: str, raw: Any, start: int, path: str) -> Entry:
         raise ModelError(f"{where} has data_offsets {offsets!r:.80}, not two whole numbers")
     bits, rest = divmod(math.prod(shape) * BITS[dtype], 8)
     if rest or bits != offsets[1] - offsets[0]:
-        raise ModelError(f"{where}: {dtype} {shape} needs {bits} bytes, its range {offsets} has {offsets[1] - offsets[0]}")
+        raise ModelError(
+            f"{where}: {dtype} {shape} needs {bits} bytes, its range {offsets} has {offsets[1] - offsets[0]}"
+        )
     return Entry(name, dtype, tuple(shape), start + offsets[0], start + offsets[1])
 
 
@@ -105,11 +127,15 @@ def _check_ranges(entries: dict[str, Entry], start: int, file_size: int, path: s
     for entry in sorted(entries.values(), key=lambda e: (e.begin, e.end)):
         where = f"{path}: tensor {entry.name!r:.200}"
         if entry.end > file_size:
-            raise ModelError(f"{where} ends at byte {entry.end}, the file at {file_size}: truncated? fetch or convert it again")
+            raise ModelError(
+                f"{where} ends at byte {entry.end}, the file at {file_size}: truncated? fetch or convert it again"
+            )
         if entry.begin < at:
             raise ModelError(f"{where} overlaps the one before it at byte {entry.begin}")
         if entry.begin > at:
-            raise ModelError(f"{where} begins at byte {entry.begin}, {entry.begin - at} bytes after the one before it ends")
+            raise ModelError(
+                f"{where} begins at byte {entry.begin}, {entry.begin - at} bytes after the one before it ends"
+            )
         at = entry.end
     if at != file_size:
         raise ModelError(f"{path}: {file_size - at} bytes after the last tensor belong to none")
@@ -148,5 +174,7 @@ def read_into(fd: int, offset: int, view: memoryview, path: str) -> None:
         except OSError as error:
             raise ModelError(f"{path}: cannot be read at byte {offset + done} ({error.strerror})") from error
         if got == 0:
-            raise ModelError(f"{path}: ends at byte {offset + done}, {size - done} bytes too early: truncated while in use?")
+            raise ModelError(
+                f"{path}: ends at byte {offset + done}, {size - done} bytes too early: truncated while in use?"
+            )
         done += got

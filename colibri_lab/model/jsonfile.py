@@ -1,6 +1,7 @@
 """JSON as it is found in the wild, and strict JSON as we write it.
 
-Found: a UTF-8 byte order mark, CRLF, bare NaN and Infinity. Written: none of these (RFC 8259), so that any reader takes it.
+Found: a UTF-8 byte order mark, CRLF, bare NaN and Infinity. Written: none of these (RFC 8259), so that any reader
+takes it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def read_bytes(path: Path, largest: int) -> bytes:
 
 
 def check_present(path: Path) -> int:
-    """Size of a file; ModelError says whether it is missing, a link to nothing (as in a Hub cache), empty or unreadable."""
+    """Size of a file.
+
+    ModelError says whether it is missing, a link to nothing (as in a Hub cache), empty or unreadable.
+    """
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):

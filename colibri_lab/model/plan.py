@@ -1,12 +1,15 @@
-"""Which tensors a model.colibri holds, with dtype, shape and page layout: a pure function of the spec and the quantisation.
+"""Which tensors a model.colibri holds, with dtype, shape and page layout.
 
-File order: routed experts first (whole pages each, so all begin at multiples of 64 KiB), then the resident matrices in pages,
-then plain float32, checksums and the fp16 embedding. Names are ours, by role, the same for all families:
+A pure function of the spec and the quantisation.
+
+File order: routed experts first (whole pages each, so all begin at multiples of 64 KiB), then the resident matrices
+in pages, then plain float32, checksums and the fp16 embedding. Names are ours, by role, the same for all families:
   layers.3.experts.7       U8 [G, 65536]: gate, up, down adjacent in the tile layout of ops/layout.py
   layers.3.attention.qkv   U8 [pages, 65536]: queries, keys, values one below the other
   layers.3.router          F32 [E, H]; norms, biases and the shared gate are F32 too
   layers.3.checksums       U32 [E, G]: crc32 of each expert page
   checksums                U32 [tensors]: crc32 of each resident tensor, in file order
+
 """
 
 from __future__ import annotations

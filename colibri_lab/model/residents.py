@@ -26,7 +26,10 @@ ALIGN = 64
 def load_weights(
     plan: Plan, fd: int, path: str, where: Mapping[str, tuple[int, int]], sums: NDArray[np.uint32]
 ) -> ModelWeights:
-    """ModelWeights of an open file. where: name -> (begin, end) in the file; sums: crc32 of each resident in plan order."""
+    """ModelWeights of an open file.
+
+    where: name -> (begin, end) in the file; sums: crc32 of each resident in plan order.
+    """
     spec, arrays = plan.spec, _read(plan, fd, path, where, sums)
     layouts = {piece.name: piece.layout for piece in plan.residents}
 
@@ -90,12 +93,15 @@ def _read(
     arena, at = allocate(total, path), 0
     arrays: dict[str, Any] = {}
     for index, piece in enumerate(plan.residents):
-        begin, end = where[piece.name]
+        begin, _ = where[piece.name]
         part = arena[at : at + piece.nbytes]
         at += ceil_div(piece.nbytes, ALIGN) * ALIGN
-        read_into(fd, begin, memoryview(part), path)
-        if zlib.crc32(part) != sums[index]:
-            raise ModelError(f"{path}: tensor {piece.name!r} does not match its checksum: damaged, convert the model again")
+        view = part.data
+        read_into(fd, begin, view, path)
+        if zlib.crc32(view) != sums[index]:
+            raise ModelError(
+                f"{path}: tensor {piece.name!r} does not match its checksum: damaged, convert the model again"
+            )
         values = part.view(_NUMPY[piece.dtype])
         arrays[piece.name] = values if piece.layout is not None else _shaped(values, piece)
     return arrays
@@ -116,7 +122,9 @@ def allocate(size: int, path: str) -> U8:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             _want_huge_pages(memory)
     except (OSError, ValueError, OverflowError) as error:
-        raise ModelError(f"{path}: its resident weights need {size} bytes of memory, which cannot be had ({error})") from error
+        raise ModelError(
+            f"{path}: its resident weights need {size} bytes of memory, which cannot be had ({error})"
+        ) from error
     return np.frombuffer(memory, np.uint8)
 
 

@@ -1,4 +1,7 @@
-"""Rotary embedding facts from a config.json: the old keys (rope_theta, rope_scaling) and the new one (rope_parameters)."""
+"""Rotary embedding facts from a config.json.
+
+The old keys (rope_theta, rope_scaling) and the new one (rope_parameters).
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from .errors import ModelError
 F32 = NDArray[np.float32]
 
 ROPE_KINDS = ("default", "linear", "yarn")
-# The largest value that a fact may have: far above any model, and low enough that no product of two overflows or fills memory.
+# The largest value that a fact may have: far above any model, and low enough that no product of two overflows or
+# fills memory.
 LIMITS = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 18,
@@ -104,7 +105,7 @@ class ModelSpec:
     def from_json(cls, data: Any, source: str = "spec") -> ModelSpec:
         """The spec that `to_json` gave. ModelError for anything else: types, ranges and sums are all checked."""
         rope = _build(Rope, data.get("rope") if isinstance(data, dict) else None, f"{source}: rope")
-        spec = _build(cls, {**data, "rope": None} if isinstance(data, dict) else data, source)
+        spec: ModelSpec = _build(cls, {**data, "rope": None} if isinstance(data, dict) else data, source)
         spec = dataclasses.replace(spec, rope=rope)
         check_spec(spec, source)
         return spec
@@ -146,7 +147,9 @@ def _check_rope(rope: Rope, need: Any) -> None:
         value = getattr(rope, name)
         need(least <= value <= most, f"rope {name} is {value}, not in {least:g}..{most:g}")
     if rope.kind == "yarn":
-        need(1 <= rope.original_positions <= LIMITS["max_positions"], "rope yarn needs original_max_position_embeddings")
+        need(
+            1 <= rope.original_positions <= LIMITS["max_positions"], "rope yarn needs original_max_position_embeddings"
+        )
 
 
 def _build(cls: type[Any], data: Any, source: str) -> Any:
@@ -167,7 +170,7 @@ def _build(cls: type[Any], data: Any, source: str) -> Any:
 
 
 def _typed(value: Any, kind: str, source: str) -> Any:
-    if kind.endswith(" | None") and value is None or kind == "Rope":
+    if (kind.endswith(" | None") and value is None) or kind == "Rope":
         return value
     kind = kind.removesuffix(" | None")
     if kind.startswith("tuple["):
@@ -183,7 +186,10 @@ def _typed(value: Any, kind: str, source: str) -> Any:
 
 
 def rope_tables(spec: ModelSpec) -> tuple[F32, F32]:
-    """cos, sin float32 [P, D/2] for all positions: float32 frequencies times the position, as transformers computes them."""
+    """cos, sin float32 [P, D/2] for all positions.
+
+    Float32 frequencies times the position, as transformers computes them.
+    """
     rope, dim = spec.rope, spec.head_dim
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     # float32 powers, rounded once: within one unit in the last place of any library's own float32 pow
@@ -200,7 +206,10 @@ def rope_tables(spec: ModelSpec) -> tuple[F32, F32]:
 
 
 def _yarn(rope: Rope, dim: int, wavelength: F32) -> F32:
-    """YaRN's mix of stretched and plain frequencies (arXiv 2309.00071, section 3.2): slow turns stretch, fast ones stay."""
+    """YaRN's mix of stretched and plain frequencies (arXiv 2309.00071, section 3.2).
+
+    Slow turns stretch, fast ones stay.
+    """
 
     def dimension_of(turns: float) -> float:
         return dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -215,4 +224,5 @@ def _yarn(rope: Rope, dim: int, wavelength: F32) -> F32:
     keep = np.float32(1.0) - np.clip(ramp, 0, 1)
     plain = np.float32(1.0) / wavelength
     stretched = np.float32(1.0) / (np.float32(rope.factor) * wavelength)
-    return stretched * (np.float32(1.0) - keep) + plain * keep
+    mixed: F32 = (stretched * (np.float32(1.0) - keep) + plain * keep).astype(np.float32)
+    return mixed

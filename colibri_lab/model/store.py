@@ -1,4 +1,7 @@
-"""model.colibri: opening it, and knowing where everything lies. See plan.py for what it holds, writer.py for how it is made."""
+"""model.colibri: opening it, and knowing where everything lies.
+
+See plan.py for what it holds, writer.py for how it is made.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class ModelFile:
 
     @classmethod
     def open(cls, path: Path | str) -> ModelFile:
-        """Open a .colibri file, or the one in a folder. ModelError: one line that names the file, the tensor and the way out."""
+        """Open a .colibri file, or the one in a folder.
+
+        ModelError: one line that names the file, the tensor and the way out.
+        """
         path = Path(path)
         if path.is_dir():
             path = path / FILE_NAME
@@ -96,7 +102,8 @@ class ModelFile:
             begin, end = self._entries[checksums_name(layer)]
             table = np.frombuffer(read_exactly(self._fd, begin, end - begin, str(self.path)), np.uint32)
             self._sums[layer] = table.reshape(self.spec.experts, self.expert_pages)
-        return self._sums[layer][expert]
+        sums: NDArray[np.uint32] = self._sums[layer][expert]
+        return sums
 
     def weights(self) -> ModelWeights:
         """All resident weights in fresh memory, checked against their checksums. ModelError names a damaged tensor."""
@@ -119,7 +126,9 @@ class ModelFile:
     def __enter__(self) -> ModelFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -133,7 +142,10 @@ class ModelFile:
         return [
             ("model", f"{self.source or self.path.parent.name} ({spec.family})"),
             ("layers", f"{spec.layers}{dense}"),
-            ("experts", f"{spec.experts} a layer, {spec.top_k} per token" + (", one shared" if spec.shared_ffn else "")),
+            (
+                "experts",
+                f"{spec.experts} a layer, {spec.top_k} per token" + (", one shared" if spec.shared_ffn else ""),
+            ),
             ("widths", f"hidden {spec.hidden_size}, expert {spec.expert_ffn}, vocabulary {spec.vocab_size}"),
             ("attention", f"{spec.heads} heads of {spec.head_dim}, {spec.kv_heads} key/value heads"),
             ("positions", str(spec.max_positions)),
@@ -147,7 +159,9 @@ class ModelFile:
         return f"ModelFile({self.path.name}: " + ", ".join(f"{name} {value}" for name, value in self._facts()[:3]) + ")"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th style='text-align:left'>{n}</th><td>{html.escape(v)}</td></tr>" for n, v in self._facts())
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{n}</th><td>{html.escape(v)}</td></tr>" for n, v in self._facts()
+        )
         return f"<table><caption>{html.escape(self.path.name)}</caption>{rows}</table>"
 
 
@@ -156,7 +170,9 @@ def _metadata(header: Header, path: str) -> dict[str, str]:
     if metadata.get("format") != FORMAT:
         raise ModelError(f"{path}: is no model file of this engine: run colibri-lab convert on its folder first")
     if metadata.get("version") != str(VERSION):
-        raise ModelError(f"{path}: format version {metadata.get('version')!r:.20}, this version reads {VERSION}: {_AGAIN}")
+        raise ModelError(
+            f"{path}: format version {metadata.get('version')!r:.20}, this version reads {VERSION}: {_AGAIN}"
+        )
     for key in ("spec", "quantize", "group", "identity", "source", "checksum"):
         if key not in metadata:
             raise ModelError(f"{path}: __metadata__ lacks {key}: {_AGAIN}")

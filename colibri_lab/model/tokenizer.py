@@ -1,7 +1,7 @@
 """Text to token ids and back; streamed text that joins to exactly what decoding everything at once gives.
 
-tokenizer.json goes through the `tokenizers` library, a lone tokenizer.model through `sentencepiece`; a folder with neither
-gets `IdsTokenizer`. Special tokens are not shown in decoded text. Chat templates are not applied.
+tokenizer.json goes through the `tokenizers` library, a lone tokenizer.model through `sentencepiece`; a folder with
+neither gets `IdsTokenizer`. Special tokens are not shown in decoded text. Chat templates are not applied.
 """
 
 from __future__ import annotations
@@ -27,15 +27,21 @@ class Tokenizer:
     bos: int | None = None
     eos: tuple[int, ...] = ()
     vocab_size = 0
+    byte_ids: frozenset[int] = (
+        frozenset()
+    )  # ids of single bytes, whose text is known only when the bytes after them are
 
     @staticmethod
     def open(folder: Path | str) -> Tokenizer:
-        """The tokenizer of a model folder (or of a tokenizer.json / tokenizer.model file). ModelError when it is damaged."""
+        """The tokenizer of a model folder (or of a tokenizer.json / tokenizer.model file).
+
+        ModelError when it is damaged.
+        """
         path = Path(folder)
         if path.is_file():
-            folder, candidates = path.parent, (path,)
+            folder, candidates = path.parent, [path]
         else:
-            folder, candidates = path, (path / "tokenizer.json", path / "tokenizer.model")
+            folder, candidates = path, [path / "tokenizer.json", path / "tokenizer.model"]
         config_path = folder / "tokenizer_config.json"
         config = read_object(config_path) if os.path.lexists(config_path) else {}
         for candidate in candidates:
@@ -51,10 +57,6 @@ class Tokenizer:
         """Text of ids, special tokens left out."""
         raise ModelError("this tokenizer cannot decode")
 
-    def holds(self, token: int) -> bool:
-        """Is this the id of a single byte, whose text is known only when the bytes after it are?"""
-        return False
-
     def stream(self, prompt_ids: Sequence[int]) -> Stream:
         """Text of new tokens after a prompt, piece by piece."""
         return Stream(self, prompt_ids)
@@ -63,16 +65,17 @@ class Tokenizer:
 class Stream:
     """decode(prompt) + all that push and flush return == decode(prompt + pushed), and no character is ever cut.
 
-    Decoding is not piecewise (leading spaces, characters of several tokens), so a window of recent ids is decoded with and
-    without the new one. The window begins where text was whole, and holds visible text before the new token, since decoders
-    treat the first token apart.
+    Decoding is not piecewise (leading spaces, characters of several tokens), so a window of recent ids is decoded
+    with and without the new one. The window begins where text was whole, and holds visible text before the new token,
+    since decoders treat the first token apart.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._bytes = tokenizer, tokenizer.byte_ids
         self._ids = [int(token) for token in prompt_ids]
         self._start = 0  # first id of the window
         self._whole = len(self._ids)  # ids before this one are shown in full
+        self._held = False  # a run of single bytes is open; tokens that show nothing do not end it
         self._shown = len(tokenizer.decode(self._ids).rstrip(UNKNOWN))  # characters of the window that were shown
         for back in range(8, 25, 4):  # usually the first will do
             if self._start == 0 and self._whole > back:
@@ -81,7 +84,8 @@ class Stream:
     def push(self, token: int) -> str:
         """Text that became certain with this token; "" while a character is incomplete."""
         self._ids.append(int(token))
-        if self._tokenizer.holds(self._ids[-1]):
+        self._held = self._ids[-1] in self._bytes or (self._held and self._hidden(self._ids[-1]))
+        if self._held:
             return ""
         text = self._tokenizer.decode(self._ids[self._start :])
         certain = len(text) - text.endswith(UNKNOWN)
@@ -100,13 +104,18 @@ class Stream:
 
     def _narrow(self, start: int) -> None:
         """Let the window begin at id `start` or a little before, if that leaves visible, whole text in it."""
-        while start > self._start and self._tokenizer.holds(self._ids[start]):
+        while (
+            self._bytes and start > self._start and (self._ids[start] in self._bytes or self._hidden(self._ids[start]))
+        ):
             start -= 1  # never cut a run of bytes
         if start <= self._start:
             return
         text = self._tokenizer.decode(self._ids[start:])
         if text and not text.startswith(UNKNOWN) and not text.endswith(UNKNOWN):
             self._start, self._shown = start, len(text)
+
+    def _hidden(self, token: int) -> bool:
+        return not self._tokenizer.decode([token])
 
 
 class JsonTokenizer(Tokenizer):
@@ -132,32 +141,45 @@ class JsonTokenizer(Tokenizer):
         if self.bos is None:  # no tokenizer_config.json: the one that the post-processor puts in front of nothing
             added = self._fast.encode("").ids
             self.bos = added[0] if added else None
-        self._bytes = self._byte_ids() if "ByteFallback" in str(layout.get("decoder")) else frozenset()
+        decoder = str(layout.get("decoder"))
+        self.byte_ids = self._byte_pieces() if "ByteFallback" in decoder else frozenset()
+        self._literal = self._literal_tokens() if "ByteLevel" in decoder else {}
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._encoded(text)
-        if len(ids) > 1 and ids[0] == ids[1] == self.bos and self._encoded("")[:1] == [self.bos]:
+        ids: list[int] = list(self._fast.encode(_whole(text)).ids)
+        if len(ids) > 1 and ids[0] == ids[1] == self.bos and self._fast.encode("").ids[:1] == [self.bos]:
             return ids[1:]  # the text itself begins with the start token
         return ids
 
-    def _encoded(self, text: str) -> list[int]:
-        try:
-            return list(self._fast.encode(text).ids)
-        except UnicodeEncodeError as error:
-            raise ModelError(f"the prompt is no Unicode text (lone surrogate at character {error.start})") from error
-
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._fast.decode([int(i) for i in ids if 0 <= i < 1 << 31], skip_special_tokens=True))
+        known = [int(i) for i in ids if 0 <= i < 1 << 31]
+        if self._literal.keys().isdisjoint(known):
+            return str(self._fast.decode(known, skip_special_tokens=True))
+        text, first = [], 0
+        for at, token in enumerate([*known, None]):
+            if token is None or token in self._literal:
+                text.append(str(self._fast.decode(known[first:at], skip_special_tokens=True)))
+                text.append(self._literal.get(token, "") if token is not None else "")
+                first = at + 1
+        return "".join(text)
 
-    def holds(self, token: int) -> bool:
-        return token in self._bytes
+    def _literal_tokens(self) -> dict[int, str]:
+        """Added tokens whose text a byte-level decoder takes for bytes and damages, such as "ilÖveyou"."""
+        added = self._fast.get_added_tokens_decoder()
+        plain = {token: entry.content for token, entry in added.items() if not entry.special}
+        return {t: text for t, text in plain.items() if not text.isascii() and all(map(_is_byte_letter, text))}
 
-    def _byte_ids(self) -> frozenset[int]:
-        return frozenset(i for piece, i in self._fast.get_vocab(with_added_tokens=True).items() if _BYTE.fullmatch(piece))
+    def _byte_pieces(self) -> frozenset[int]:
+        return frozenset(
+            i for piece, i in self._fast.get_vocab(with_added_tokens=True).items() if _BYTE.fullmatch(piece)
+        )
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A tokenizer.model without tokenizer.json. A start token is added unless tokenizer_config.json says add_bos_token: false."""
+    """A tokenizer.model without tokenizer.json.
+
+    A start token is added unless tokenizer_config.json says add_bos_token: false.
+    """
 
     kind = "sentencepiece"
 
@@ -176,14 +198,11 @@ class SentencePieceTokenizer(Tokenizer):
         bos, eos = self._model.bos_id(), self._model.eos_id()
         self.bos, self.eos = bos if bos >= 0 else None, (eos,) if eos >= 0 else ()
         self._add_bos = config.get("add_bos_token") is not False and self.bos is not None
-        self._bytes = frozenset(i for i in range(self.vocab_size) if self._model.IsByte(i))
+        self.byte_ids = frozenset(i for i in range(self.vocab_size) if self._model.IsByte(i))
         self._hidden = frozenset(i for i in range(self.vocab_size) if self._model.IsControl(i))
 
     def encode(self, text: str) -> list[int]:
-        try:
-            ids = [int(i) for i in self._model.EncodeAsIds(text)]
-        except UnicodeEncodeError as error:
-            raise ModelError(f"the prompt is no Unicode text (lone surrogate at character {error.start})") from error
+        ids = [int(i) for i in self._model.EncodeAsIds(_whole(text))]
         if self._add_bos and self.bos is not None and ids[:1] != [self.bos]:
             return [self.bos, *ids]
         return ids
@@ -192,9 +211,6 @@ class SentencePieceTokenizer(Tokenizer):
         known = [int(i) for i in ids if 0 <= i < self.vocab_size and i not in self._hidden]
         return str(self._model.DecodeIds(known)) if known else ""
 
-    def holds(self, token: int) -> bool:
-        return token in self._bytes
-
 
 class IdsTokenizer(Tokenizer):
     """No tokenizer at all: ids in, "<id>" out."""
@@ -202,7 +218,9 @@ class IdsTokenizer(Tokenizer):
     kind = "ids"
 
     def encode(self, text: str) -> list[int]:
-        raise ModelError("the model folder has neither tokenizer.json nor tokenizer.model: pass token ids instead of text")
+        raise ModelError(
+            "the model folder has neither tokenizer.json nor tokenizer.model: pass token ids instead of text"
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(f"<{int(token)}>" for token in ids)
@@ -211,6 +229,21 @@ class IdsTokenizer(Tokenizer):
 def _open(path: Path, config: dict[str, Any]) -> Tokenizer:
     check_present(path)
     return JsonTokenizer(path, config) if path.suffix == ".json" else SentencePieceTokenizer(path, config)
+
+
+def _whole(text: str) -> str:
+    """`text` if it can be written as UTF-8, which Python's strings need not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(f"the prompt is no Unicode text (lone surrogate at character {error.start})") from error
+    return text
+
+
+def _is_byte_letter(letter: str) -> bool:
+    """Does byte-level BPE use this character to write a byte?"""
+    code = ord(letter)
+    return 0x21 <= code <= 0x7E or 0xA1 <= code <= 0xAC or 0xAE <= code <= 0x143
 
 
 def _special(config: dict[str, Any], key: str, find: Callable[[str], int | None]) -> int | None:

@@ -1,13 +1,13 @@
 """forward(): a step's rows through the whole model. Read this first; everything else serves it.
 
-Shape legend: R rows of the step (a row is one token of one sequence), H hidden, E experts, k experts per token, V vocabulary.
+Shapes: R rows of the step (a row is one token of one sequence), H hidden, E experts, k experts per token, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter_ns as clock
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ from ..ops.types import Backend, Rows
 class Experts(Protocol):
     """The pager, seen from here."""
 
-    room: int  # experts that fit into memory at once
     wait_ns: int  # time spent waiting for pages so far
+
+    @property
+    def room(self) -> int: ...
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> None: ...
 
@@ -43,6 +45,9 @@ class Choice(Protocol):
     def apply(self, layer: int, n: int) -> None: ...
 
 
+Views = tuple[NDArray[Any], NDArray[Any], list[NDArray[Any]], list[NDArray[Any]]]
+
+
 class Transformer:
     """The decoder layers over one backend. Stage times of the last forward are in *_ns."""
 
@@ -53,12 +58,12 @@ class Transformer:
         shape = (len(self._sparse), *rows.experts.shape)
         self.route: NDArray[np.int32] = np.full(shape, NO_EXPERT, np.int32)  # [L, R, k] choices of the step
         self.gate: NDArray[np.float32] = np.zeros(shape, np.float32)  # [L, R, k] their weights
-        self._views: dict[int, tuple[NDArray, NDArray, list[NDArray], list[NDArray]]] = {}
+        self._views: dict[int, Views] = {}
         self.attention_ns = self.io_ns = self.experts_ns = 0
-        self.pressed: list[object] = []  # an interrupt that waits for the end of the layer; see engine.interrupt
+        self.pressed: list[object] = []  # interrupts that wait for a safe place; see engine.interrupt
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
-        """Rows [0, n) through all layers. rows.token, .position, .seat are set; rows of one seat are in order of position."""
+        """Rows [0, n) through all layers; rows.token, .position, .seat are set, rows of a seat in order of position."""
         backend, pager, kv = self.backend, self.pager, self.kv
         experts, weights, route, gate = self._views.get(n) or self._view(n)
         attention = ffn = 0
@@ -78,6 +83,8 @@ class Transformer:
                 kv.place(layer, [row[0] for row in chosen])
                 for first, last, wanted in self._dispatch.split(chosen, pager.room):
                     pager.acquire(layer, wanted)
+                    if self.pressed:
+                        raise KeyboardInterrupt
                     backend.expert_ffn(layer, n, first, last)  # x [R, H] after the last wave
             else:
                 kv.place(layer, [-1] * n)
@@ -97,7 +104,7 @@ class Transformer:
         self.rows.out_row[:n] = out_rows
         self.backend.head(n)
 
-    def _view(self, n: int) -> tuple[NDArray, NDArray, list[NDArray], list[NDArray]]:
+    def _view(self, n: int) -> Views:
         """Views of the first n rows, made once per n: slicing costs more than all else that Python does in a layer."""
         views = (self.rows.experts[:n], self.rows.weights[:n], [a[:n] for a in self.route], [a[:n] for a in self.gate])
         self._views[n] = views

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..ops.layout import PAGE, ceil_div
 from .errors import ModelError
 from .jsonfile import dumps
-from .plan import Plan, Piece, make_plan
+from .plan import Piece, Plan, make_plan
 from .spec import ModelSpec
 
 FORMAT = "colibri"
@@ -40,11 +40,12 @@ def write_model(
 ) -> Path:
     """Write a model file, whole or not at all, and return its path.
 
-    experts(layer, expert, out): fill `out`, uint8 [G, 65536] of zeros, with the expert in the layout `make_plan(...)` says.
-    residents(piece): the piece's bytes as arrays in order; for a matrix the packed run of pages, else values of its dtype.
-    identity: 64 hex digits that name the source (asked for after all data was read, where it is a function).
-    progress(done, total): bytes written so far. On any error or interrupt the temporary file is removed and what was under
-    `path` stays as it was. ModelError: disk full, file too large for the file system.
+    experts(layer, expert, out): fill `out`, uint8 [G, 65536] of zeros, in the layout that `make_plan(...)` says.
+    residents(piece): the piece's bytes as arrays in order; for a matrix the packed run of pages, else plain values.
+    identity: 64 hex digits that name the source; a function is asked after all data was read.
+    progress(done, total): bytes written so far.
+    On any error or interrupt the temporary file is removed and what was under `path` stays as it was. ModelError: disk
+    full, file too large for the file system.
     """
     path, plan = Path(path), make_plan(spec, quantize, group)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
@@ -77,9 +78,9 @@ def _write(
     total, done = plan.data_bytes, 0
     file.write(header_bytes(plan, "0" * 64, source))
 
-    def put(data: memoryview | U8) -> None:
+    def put(data: U8) -> None:
         nonlocal done
-        file.write(data)
+        file.write(data.data)
         done += len(data)
         if progress is not None:
             progress(done, total)
@@ -91,7 +92,7 @@ def _write(
         for expert in range(plan.spec.experts):
             run[:] = 0
             experts(layer, expert, run)
-            table[expert] = [zlib.crc32(page) for page in run]
+            table[expert] = [zlib.crc32(page.data) for page in run]
             put(run.reshape(-1))
         sums.append(table.reshape(-1).view(np.uint8))
     wide = [piece for piece in plan.residents if piece.dtype != "F16"]
@@ -104,7 +105,7 @@ def _write(
     for index, piece in enumerate(plan.residents[len(wide) :], len(wide)):
         own[index] = _put_piece(piece, residents(piece), put)
     file.seek(at + sum(len(column) for column in sums))
-    file.write(own.view(np.uint8))
+    file.write(own.data)
     file.seek(0)
     file.write(header_bytes(plan, identity() if callable(identity) else identity or "0" * 64, source))
 
@@ -114,7 +115,7 @@ def _put_piece(piece: Piece, chunks: Iterable[NDArray[Any]], put: Callable[[U8],
     checksum = done = 0
     for chunk in chunks:
         data = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
-        checksum = zlib.crc32(data, checksum)
+        checksum = zlib.crc32(data.data, checksum)
         done += len(data)
         put(data)
     if done != piece.nbytes:
@@ -123,7 +124,10 @@ def _put_piece(piece: Piece, chunks: Iterable[NDArray[Any]], put: Callable[[U8],
 
 
 def header_bytes(plan: Plan, identity: str, source: str) -> bytes:
-    """Length, JSON header and the spaces that make the data begin at a page. Same length for any identity of 64 characters."""
+    """Length, JSON header and the spaces that make the data begin at a page.
+
+    Same length for any identity of 64 characters.
+    """
     if len(identity) != 64:
         raise ValueError(f"an identity has 64 characters, not {len(identity)}")
     metadata = {

@@ -1,0 +1,280 @@
+"""Every key of config.yaml, once: type, unit, default, range, what it does, and whether a running engine takes it.
+
+The same keys are the keyword overrides of `Engine.load` and the names of `engine.settings`. The lab makes its sliders
+from `Config.model_json_schema()`: each property carries `section`, `unit`, `live` and, where not all values are built
+yet, `built`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from .errors import ConfigError, NotAvailable
+from .yamlfile import read_mapping
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?I?B)?\s*", re.IGNORECASE)
+
+
+def parse_size(value: object) -> object:
+    """Bytes of 1024, "512MiB" (powers of 1024) or "1.5 GB" (powers of 1000); other types are left to the type check."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None or (match[2] or "").upper() not in _UNITS:
+        raise PydanticCustomError("size", 'a size is a number of bytes or like "512MiB"')
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+def _path(value: object) -> object:
+    return Path(value).expanduser() if isinstance(value, str) and value else value
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+FilePath = Annotated[Path, BeforeValidator(_path)]
+
+
+def key(default: Any, description: str, *, section: str, unit: str = "", live: bool = False, **more: Any) -> Any:
+    """One key. `built` lists the values that this version can honour; without it all values of the type are."""
+    extra: dict[str, Any] = {"section": section, "unit": unit, "live": live}
+    if "built" in more:
+        extra["built"] = more.pop("built")
+    return Field(default, description=description, json_schema_extra=extra, **more)
+
+
+class Config(BaseModel):
+    """All settings of an engine; frozen. Make a changed copy with `config.replace(key=value)`."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=()
+    )
+
+    model_path: FilePath | None = key(None, "folder (Hugging Face or converted) or .colibri file", section="model")
+    tokenizer_path: FilePath | None = key(None, "folder with the tokenizer; none: the model's folder", section="model")
+    quantize: Literal["fp32", "fp16", "int8", "int4"] | None = key(
+        None, "weights of a Hugging Face folder when it is converted on first use; none: int4", section="model"
+    )
+    group_size: Literal[32, 64, 128] | None = key(
+        None,
+        "inputs that share one scale when a folder is converted on first use; none: 32",
+        section="model",
+        unit="weights",
+    )
+    backend: Literal["auto", "cuda", "cpu", "reference", "sim"] = key(
+        "auto", "where the numbers are computed", section="engine", built=["auto", "cpu", "reference"]
+    )
+    precision: Literal["fast", "exact"] = key(
+        "fast", "fast: int8 activations for int8 and int4 weights; exact: fp32 activations", section="engine"
+    )
+    threads: int | None = key(None, "compute threads; none: all usable cores", section="engine", ge=1, le=256)
+    engine_mode: Literal["sync", "async"] = key(
+        "sync", "sync: stages in order; async: stages as a pipeline", section="engine", built=["sync"]
+    )
+    max_batch_size: int = key(
+        8,
+        "sequences that advance together; live up to the value at load",
+        section="engine",
+        unit="sequences",
+        live=True,
+        ge=1,
+        le=256,
+    )
+    batch_adapt_interval_ms: int | None = key(
+        None, "how often the batch size is adapted; none: off", section="engine", unit="ms", ge=1, built=[None]
+    )
+    prefill_chunk: int = key(
+        64,
+        "prompt tokens per step; live up to the value at load",
+        section="engine",
+        unit="tokens",
+        live=True,
+        ge=1,
+        le=4096,
+    )
+    expert_cache_bytes: Size | None = key(
+        None,
+        "memory for expert pages; none: half of the free memory, at most all experts",
+        section="pager",
+        unit="bytes",
+        live=True,
+        ge=0,
+    )
+    eviction_policy: Any = key("lru", "which expert leaves a full cache: a name or a Policy object", section="pager")
+    prefetcher: Literal["none", "neighbour", "history", "next_gate"] | None = key(
+        "none", "which pages are read before they are asked for", section="pager", built=["none", None]
+    )
+    expert_prefetch_pages: int | None = key(
+        None, "pages per prefetch", section="pager", unit="pages", ge=0, built=[None]
+    )
+    pin_after_tokens: int | None = key(
+        None,
+        "pin an expert after this many consecutive tokens; none: off",
+        section="pager",
+        unit="tokens",
+        ge=1,
+        built=[None],
+    )
+    pin_max_share: float | None = key(
+        None, "largest pinned share of the cache", section="pager", ge=0, le=1, built=[None]
+    )
+    io_threads: int = key(4, "threads that read expert pages", section="pager", ge=1, le=64)
+    io_priority: Literal["none", "idle", "low", "normal", "high"] = key(
+        "none", "disk priority of the process", section="pager", built=["none"]
+    )
+    cpu_affinity_mask: str | int | None = key(
+        None, "cores that the process may use, as a mask", section="engine", built=[None]
+    )
+    router: Any = key("softmax", "which experts a token uses: a name or a Router object", section="router")
+    router_top_k: int | None = key(None, "experts per token; none: the model's", section="router", ge=1, built=[None])
+    router_dtype: Literal["fp32", "fp16", "int8"] = key(
+        "fp32", "type of the router's logits", section="router", built=["fp32"]
+    )
+    router_quant_bits: int | None = key(
+        None, "bits of a quantised router", section="router", unit="bits", ge=8, le=16, built=[None]
+    )
+    router_audit: bool = key(
+        False, "count selections that differ from the exact router's", section="router", built=[False]
+    )
+    attention: Literal["exact", "expert_local"] = key(
+        "exact", "which past tokens a query sees", section="kv", built=["exact"]
+    )
+    kv_cache_dtype: Literal["fp16", "fp32"] = key("fp16", "type of stored keys and values", section="kv")
+    kv_cache_slot_size: int = key(256, "tokens per slot", section="kv", unit="tokens", ge=1, le=65536)
+    kv_cache_max_slots: int = key(2048, "slots in the pool", section="kv", unit="slots", ge=1, le=2**20)
+    kv_cache_persistence_path: FilePath | None = key(None, "folder for finished prefixes", section="kv", built=[None])
+    kv_cache_quota_bytes: Size | None = key(
+        None, "largest size of that folder", section="kv", unit="bytes", ge=0, built=[None]
+    )
+    dispatch_ring_size: int | None = key(
+        None, "rows of the dispatch ring", section="dispatch", unit="rows", ge=1, built=[None]
+    )
+    dispatch_watermark: float | None = key(
+        None, "fill at which rings change", section="dispatch", gt=0, le=1, built=[None]
+    )
+    expert_placement: Any = key(
+        None, "gpu or cpu per expert, layer or pattern", section="placement", built=[None, "cpu"]
+    )
+    gpu_cache_bytes: Size | None = key(
+        None, "GPU memory for expert pages", section="placement", unit="bytes", ge=0, built=[None]
+    )
+    gpu_reset_on_exit: bool = key(False, "free this process's GPU memory on exit", section="placement", built=[False])
+    telemetry: bool = key(True, "record events for boards and traces", section="telemetry")
+    pace: float | None = key(
+        None,
+        "most tokens per second and sequence, to slow it for the eye; none: off",
+        section="engine",
+        unit="tokens/s",
+        live=True,
+        gt=0,
+        le=1e6,
+    )
+
+    @classmethod
+    def make(cls, values: Mapping[Any, Any], source: str = "settings") -> Config:
+        """Checked settings from a mapping. ConfigError names `source` and the key."""
+        for name in values:
+            if name not in cls.model_fields:
+                raise ConfigError(f"{source}: {unknown(name)}")
+        try:
+            config = cls.model_validate(dict(values))
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_context=False)
+            raise ConfigError(f"{source}: " + "; ".join(map(_one_line, _by_key(details)))) from None
+        config._refuse_unbuilt(source)
+        return config
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> Config:
+        """Settings of a YAML file, then overrides. Relative paths in the file start at the file's folder."""
+        file = Path(path).expanduser()
+        values = read_mapping(file)
+        for name in ("model_path", "tokenizer_path", "kv_cache_persistence_path"):
+            if isinstance(values.get(name), str) and values[name]:
+                values[name] = str(file.parent / Path(values[name]).expanduser())
+        config = cls.make(values, str(file))
+        return config.replace(**overrides) if overrides else config
+
+    def replace(self, **overrides: Any) -> Config:
+        """A copy with some keys changed, checked like any other."""
+        kept = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self).make(kept | overrides)
+
+    @classmethod
+    def live_keys(cls) -> tuple[str, ...]:
+        """The keys that a running engine takes at a token boundary."""
+        return tuple(name for name in cls.model_fields if cls.fact(name, "live"))
+
+    @classmethod
+    def fact(cls, name: str, what: str) -> Any:
+        extra = cls.model_fields[name].json_schema_extra
+        return extra.get(what) if isinstance(extra, dict) else None
+
+    def _refuse_unbuilt(self, source: str) -> None:
+        for name in self.model_fields_set:
+            value, built = getattr(self, name), self.fact(name, "built")
+            if built is not None and not any(value is b or (type(value) is type(b) and value == b) for b in built):
+                can = ", ".join("off" if b is None else str(b) for b in built)
+                raise NotAvailable(
+                    f"{source}: {name}: not available yet: {reprlib.repr(value)} (this version has: {can})"
+                )
+        for name, names, method in (("eviction_policy", ("lru",), "victim"), ("router", ("softmax",), "select")):
+            value = getattr(self, name)
+            planned = {
+                "eviction_policy": ("lfu", "lfru", "slru", "least_stale"),
+                "router": ("int8_lut", "bit_level", "two_stage"),
+            }
+            if isinstance(value, str) and value in planned[name]:
+                raise NotAvailable(
+                    f"{source}: {name}: not available yet: {value!r} (this version has: {', '.join(names)})"
+                )
+            if value not in names if isinstance(value, str) else not callable(getattr(value, method, None)):
+                options = ", ".join(names)
+                raise ConfigError(
+                    f"{source}: {name}: {reprlib.repr(value)} is neither {options} nor an object with {method}()"
+                )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = []
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            shown = escape("" if value is None else str(value))
+            if name in self.model_fields_set and value != field.default:
+                shown = f"<b>{shown}</b>"
+            live = "live" if self.fact(name, "live") else ""
+            cells = (name, shown, escape(str(self.fact(name, "unit"))), live, escape(field.description or ""))
+            rows.append("<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>")
+        head = "".join(f"<th>{h}</th>" for h in ("key", "value", "unit", "", "what it does"))
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def unknown(name: object) -> str:
+    """What to say of a key that does not exist."""
+    near = difflib.get_close_matches(str(name), Config.model_fields, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"unknown key {reprlib.repr(name)}{hint}"
+
+
+def _by_key(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """One error per key: a union reports one per member."""
+    first: dict[object, ErrorDetails] = {}
+    for detail in details:
+        first.setdefault(detail["loc"][0] if detail["loc"] else "", detail)
+    return list(first.values())
+
+
+def _one_line(detail: ErrorDetails) -> str:
+    name = detail["loc"][0] if detail["loc"] else "settings"
+    message = " ".join(detail["msg"].split())
+    return f"{name}: {message[:1].lower()}{message[1:]}, not {reprlib.repr(detail['input'])}"

@@ -1,0 +1,1 @@
+"""From a layer's chosen experts to the calls that compute them."""

@@ -1,0 +1,151 @@
+"""From a path or settings to the parts of an engine, each built once and bound together."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..dispatch.waves import Dispatcher
+from ..errors import ConfigError
+from ..kv.cache import KVCache
+from ..kv.slots import SlotPool, allocate
+from ..memory import free_memory, usable_cores
+from ..model.store import ModelFile
+from ..model.tokenizer import Tokenizer
+from ..model.transformer import Transformer
+from ..ops.select import choose_backend
+from ..ops.types import Backend, Rows
+from ..pager.pager import Pager
+from ..pager.policy import make_policy
+from ..pager.transfer import Transfer
+from ..router.hook import RouterHook
+from ..telemetry import NullTelemetry, Telemetry
+
+YAML = (".yaml", ".yml", ".json")
+
+
+@dataclass
+class Parts:
+    """What an engine is made of."""
+
+    config: Config
+    file: ModelFile
+    tokenizer: Any
+    backend: Backend
+    why: str
+    threads: int
+    rows: Rows
+    pager: Pager
+    kv: KVCache
+    dispatcher: Dispatcher
+    router: RouterHook | None
+    transformer: Transformer
+    telemetry: Any
+    max_positions: int
+
+
+def settle(source: str | Path | Config, overrides: dict[str, Any]) -> Config:
+    """The settings of a Config, of a YAML file, or of a model's path."""
+    if isinstance(source, Config):
+        config = source.replace(**overrides) if overrides else source
+    elif Path(source).suffix.lower() in YAML:
+        config = Config.from_yaml(source, **overrides)
+    else:
+        if "model_path" in overrides:
+            raise ConfigError("settings: model_path: given twice, as the first argument and by name")
+        config = Config.make({"model_path": str(source), **overrides})
+    if config.model_path is None:
+        raise ConfigError(f"{source if isinstance(source, (str, Path)) else 'settings'}: model_path: names no model")
+    return config
+
+
+def open_model(config: Config) -> tuple[ModelFile, Path]:
+    """The converted model and its tokenizer's folder; a Hugging Face folder is converted into the cache first."""
+    path = config.model_path
+    assert path is not None
+    if not path.exists():
+        raise ConfigError(f"{path}: no such model file or folder")
+    converted = path if path.is_file() else path / "model.colibri"
+    if path.is_dir() and not converted.exists():
+        if not (path / "config.json").exists():
+            raise ConfigError(f"{path}: holds neither model.colibri nor config.json, so it is no model folder")
+        from ..convert import ensure_converted
+
+        converted = ensure_converted(path, config.quantize or "int4", config.group_size or 32)
+    file = ModelFile.open(converted)
+    asked = {
+        "quantize": config.quantize,
+        "group_size": config.group_size if file.quantize in ("int8", "int4") else None,
+    }
+    for (name, value), has in zip(asked.items(), (file.quantize, file.group), strict=True):
+        if value is not None and value != has:
+            file.close()
+            raise ConfigError(
+                f"{converted}: {name}: the file was converted with {has}, not {value}; "
+                f"convert it again, or leave the key out"
+            )
+    return file, config.tokenizer_path or (path if path.is_dir() else path.parent)
+
+
+def build(config: Config) -> Parts:
+    """All parts, bound. What was opened is closed again when a later part fails."""
+    with ExitStack() as stack:
+        file, folder = open_model(config)
+        stack.callback(file.close)
+        spec = file.spec
+        tokenizer = Tokenizer.open(folder)
+        threads = config.threads or usable_cores()
+        backend, why = choose_backend(config.backend, config.precision, threads)
+        stack.callback(backend.close)
+        weights = file.weights()
+        telemetry = (Telemetry if config.telemetry else NullTelemetry)(spec.layers, spec.experts, spec.top_k)
+        on_page, on_slot = (telemetry.page, telemetry.slot) if config.telemetry else (None, None)
+
+        transfer = Transfer(file, config.io_threads)
+        stack.callback(transfer.close)
+        expert_bytes = file.expert_pages * 65536
+        everything = sum(spec.sparse) * spec.experts * expert_bytes
+        budget = config.expert_cache_bytes
+        if budget is None:
+            budget = max(min(everything, free_memory() // 2), spec.top_k * expert_bytes)
+        pager = Pager(
+            layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=spec.top_k, pages=file.expert_pages,
+            budget=budget, policy=make_policy(config.eviction_policy), transfer=transfer, on_page=on_page,
+        )  # fmt: skip
+        capacity = config.max_batch_size + config.prefill_chunk
+        rows = Rows.allocate(capacity, spec.hidden_size, spec.experts, spec.top_k, spec.vocab_size)
+        positions = int(weights.cos.shape[0])
+        seats = config.max_batch_size + 1  # one for Engine.logits beside the running requests
+        pool = allocate(config.kv_cache_max_slots, config.kv_cache_slot_size, capacity, spec.kv_heads, spec.head_dim,
+                        config.kv_cache_dtype, seats, spec.layers, positions)  # fmt: skip
+        kv = KVCache(
+            pool,
+            SlotPool(config.kv_cache_max_slots, config.kv_cache_slot_size),
+            spec.layers,
+            rows.kv_dst,
+            on_slot=on_slot,
+        )
+        backend.bind(weights, pool, pager.arrays, rows)
+        router = None if isinstance(config.router, str) else RouterHook(config.router, rows)
+        dispatcher = Dispatcher(spec.experts, spec.top_k)
+        transformer = Transformer(backend, rows, spec.sparse, pager, kv, dispatcher, router)
+        stack.pop_all()
+    return Parts(
+        config,
+        file,
+        tokenizer,
+        backend,
+        why,
+        threads,
+        rows,
+        pager,
+        kv,
+        dispatcher,
+        router,
+        transformer,
+        telemetry,
+        positions,
+    )

@@ -1,0 +1,87 @@
+"""What an engine says of itself: facts as JSON values, one line, and a table."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from ..config import Config
+from ..ops.layout import PAGE
+
+MIB = 1 << 20
+
+
+def describe(parts: Any, config: Config) -> dict[str, Any]:
+    spec, file, pager, kv = parts.file.spec, parts.file, parts.pager, parts.kv
+    policy = config.eviction_policy
+    return {
+        "model": parts.file.path.parent.name if parts.file.path.name == "model.colibri" else parts.file.path.stem,
+        "path": str(parts.file.path),
+        "family": spec.family,
+        "layers": spec.layers,
+        "sparse_layers": sum(spec.sparse),
+        "experts": spec.experts,
+        "top_k": spec.top_k,
+        "hidden": spec.hidden_size,
+        "vocab": spec.vocab_size,
+        "quantize": file.quantize,
+        "group": file.group,
+        "backend": parts.backend.name,
+        "isa": parts.backend.isa,
+        "precision": parts.backend.precision,
+        "threads": parts.threads,
+        "why_backend": parts.why,
+        "expert_bytes": file.expert_pages * PAGE,
+        "experts_total_bytes": pager.most,
+        "resident_bytes": file.resident_bytes,
+        "expert_cache_bytes": pager.budget,
+        "expert_cache_least_bytes": pager.least,
+        "direct_io": parts.pager.direct,
+        "frames": pager.frames.capacity * pager.frames.pages,
+        "kv_slots": kv.slots.slots,
+        "kv_slot_size": kv.slots.size,
+        "kv_dtype": config.kv_cache_dtype,
+        "kv_bytes_per_token": spec.layers * 2 * spec.kv_heads * spec.head_dim * kv.pool.k.itemsize,
+        "max_positions": parts.max_positions,
+        "engine_mode": config.engine_mode,
+        "router": parts.router.name if parts.router else "softmax",
+        "prefetcher": "none",
+        "eviction_policy": policy if isinstance(policy, str) else type(policy).__name__,
+    }
+
+
+def line(d: dict[str, Any]) -> str:
+    cache = f"cache {d['expert_cache_bytes'] / MIB:.1f} of {d['experts_total_bytes'] / MIB:.1f} MiB"
+    shape = f"{d['family']}, {d['layers']} layers, {d['experts']} experts, top-{d['top_k']}, {d['quantize']}"
+    return f"<Engine {d['model']}: {shape}, {d['backend']} ({d['isa']}), {cache}>"
+
+
+def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
+    pager, kv, done = c["pager"], c["kv"], c["engine"]
+    asked, everything = pager["hits"] + pager["faults"], d["experts_total_bytes"]
+    found = f"of {asked:,} ({pager['faults']:,} faults, {pager['evictions']:,} evicted)"
+    slots = f"of {kv['slots']:,} x {kv['slot_size']} tokens, {d['kv_dtype']}"
+    each = f"{d['expert_bytes'] / MIB:.3g} MiB each, {d['quantize']}"
+    rows = {
+        "model": f"{d['model']}: {d['family']}, {d['layers']} layers, hidden {d['hidden']}, vocabulary {d['vocab']}",
+        "experts": f"{d['experts']} a layer, top-{d['top_k']}, {each}",
+        "runs on": f"{d['backend']} ({d['isa']}), {d['precision']}, {d['threads']} threads: {d['why_backend']}",
+        "expert cache": _bar(d["expert_cache_bytes"], everything, f"of {everything / MIB:.1f} MiB of experts"),
+        "requests found there": _bar(pager["hits"], asked, found),
+        "KV slots": _bar(kv["slots_used"], kv["slots"], slots),
+        "forwarded": f"{done['prefill_tokens']:,} prompt tokens, {done['decode_tokens']:,} generated ones",
+    }
+    left = 'style="text-align:left"'
+    cells = [
+        f"<tr><th {left}>{escape(name)}</th><td {left}>{value if value.startswith('<svg') else escape(value)}</td></tr>"
+        for name, value in rows.items()
+    ]
+    return f"<table><tbody>{''.join(cells)}</tbody></table>"
+
+
+def _bar(part: float, whole: float, text: str) -> str:
+    share = part / whole if whole else 0.0
+    return (
+        f'<svg width="120" height="12" role="img" aria-label="{share:.0%}"><rect width="120" height="12" fill="#8884"/>'
+        f'<rect width="{120 * min(1.0, share):.1f}" height="12" fill="#0072b2"/></svg> {share:.0%} {escape(text)}'
+    )

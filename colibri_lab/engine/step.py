@@ -1,0 +1,216 @@
+"""One step of the engine: plan rows, run them through the model, choose tokens, tell telemetry."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter_ns as clock
+from typing import Any
+
+import numpy as np
+
+from ..errors import EngineClosed, RequestError, SlotsExhausted
+from ..events import Phase, SequenceKind
+from ..kv.cache import KVCache
+from ..model.transformer import Transformer
+from ..ops.types import NonFiniteLogits
+from ..pager.pager import Pager
+from .batcher import Batcher
+from .sampling import log_probability
+from .sequence import SAID, Reason, Request, Token, Work, rows_of
+from .settings import Board
+
+PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)  # NumPy takes plain integers ten times faster
+
+
+class Stepper:
+    """Advances all running requests. Called by one thread at a time; between two calls everything is consistent."""
+
+    def __init__(self, board: Board, transformer: Transformer, pager: Pager, kv: KVCache, telemetry: Any) -> None:
+        self._board = board
+        self.config = board.config  # replaced as a whole at token boundaries
+        self.transformer, self.pager, self.kv, self.telemetry = transformer, pager, kv, telemetry
+        self.closed = False  # the backend is gone: no step may run
+        self.batcher = Batcher()
+        self.abandoned: deque[Request] = deque()  # appended to by any thread, even by a garbage collector
+        self.steps = self.prefill_tokens = self.decode_tokens = self.started = self.finished = 0
+
+    def boundary(self) -> None:
+        """Between two tokens: free what was abandoned, take over settings."""
+        while self.abandoned:
+            self.finish(self.abandoned.popleft(), Reason.CANCELLED)
+        self.config, changed = self._board.take()
+        if changed.get("expert_cache_bytes") is not None:
+            self.pager.resize(changed["expert_cache_bytes"])
+        if changed:
+            self.telemetry.note("settings", changed)
+
+    def step(self, everybody: bool = False) -> bool:
+        """One pass; False when there was nothing to do. What stops one request is kept in its `error`."""
+        if self.closed:
+            raise EngineClosed("the engine is closed")
+        for request in self.batcher.admit(self.config.max_batch_size):
+            self._seat(request)
+        works = self.batcher.plan(self.config.prefill_chunk, everybody)
+        if not works:
+            return False
+        begin, before = clock(), self._counts()
+        self.pager.step = self.steps
+        try:
+            self.transformer.forward(*self.fill(works))
+            head = clock()
+            if outs := self._out_rows(works):
+                self.transformer.head(outs)
+            tokens = self._choose(works)
+        except (NonFiniteLogits, SlotsExhausted) as error:
+            self._stop_one(works, error)
+            return True
+        except BaseException:
+            self._rewind(works)
+            raise
+        end = clock()
+        self._tell(works, tokens, begin, head, end, before)
+        self._commit(works, tokens, begin, end)
+        return True
+
+    def fill(self, works: Sequence[Work]) -> tuple[int, list[int]]:
+        """Write the rows of a step; returns their number and the seat of each."""
+        rows, n, seats = self.transformer.rows, 0, []
+        for work in works:
+            request, start, count = work.sequence, work.start, work.count
+            if count == 1:
+                rows.token[n], rows.position[n], rows.seat[n] = request.ids[start], start, request.seat
+            else:
+                to = slice(n, n + count)
+                rows.token[to] = request.ids[start : start + count]
+                rows.position[to] = range(start, start + count)
+                rows.seat[to] = request.seat
+            seats += [request.seat] * count
+            n += count
+        return n, seats
+
+    def finish(self, request: Request, reason: Reason, error: Exception | None = None) -> None:
+        """End a request and give back its seat and slots; nothing happens when it has ended already."""
+        if request.over is not None:
+            return
+        request.over, request.error = reason, error
+        self.batcher.remove(request)
+        if request.seat >= 0:
+            self.kv.close(request.seat)
+            request.seat = -1
+            if request.number == 0:
+                return  # an evaluation, no sequence that anybody watches
+            self.finished += 1
+            self.telemetry.sequence(clock(), SequenceKind.FINISH, request.number, request.prompt, int(reason))
+
+    def _seat(self, request: Request) -> None:
+        request.seat = self.kv.open(request.number)
+        self.started += 1
+        self.telemetry.sequence(clock(), SequenceKind.START, request.number, request.prompt)
+
+    def _rewind(self, works: Sequence[Work]) -> None:
+        for work in works:
+            if work.sequence.seat >= 0:
+                self.kv.rewind(work.sequence.seat, work.sequence.done)
+
+    def _stop_one(self, works: Sequence[Work], error: NonFiniteLogits | SlotsExhausted) -> None:
+        """One request of the step cannot go on: it ends with its error, and the others do the step again."""
+        if isinstance(error, SlotsExhausted):
+            self.finish(next(work.sequence for work in works if work.sequence.seat == error.seat), Reason.ERROR, error)
+        else:
+            row = error.row
+            for work in works:
+                if row < work.count:
+                    self.finish(work.sequence, Reason.ERROR, self.not_finite(work, error.layer, row))
+                    break
+                row -= work.count
+        self._rewind(works)
+
+    @staticmethod
+    def not_finite(work: Work, layer: int, row: int) -> RequestError:
+        """What to say of the row-th row of some work."""
+        position = work.start + row
+        where = f"at position {position} (token id {work.sequence.ids[position]})"
+        return RequestError(
+            f"router logits of layer {layer} are not finite {where}: the weights or this input overflow"
+        )
+
+    @staticmethod
+    def _out_rows(works: Sequence[Work]) -> list[int]:
+        outs, row = [], -1
+        for work in works:
+            row += work.count
+            if work.last:
+                outs.append(row)
+        return outs
+
+    def _choose(self, works: Sequence[Work]) -> list[tuple[int, float] | None]:
+        """(id, logprob) of each work that ends in a token, else None."""
+        rows, at = self.transformer.rows, 0
+        chosen: list[tuple[int, float] | None] = []
+        for work in works:
+            if not work.last:
+                chosen.append(None)
+                continue
+            sampler = work.sequence.sampler
+            id = int(rows.argmax[at]) if sampler.plain else sampler.choose(rows.logits[at])
+            chosen.append((id, log_probability(rows.logits[at], id, float(rows.logsumexp[at]))))
+            at += 1
+        return chosen
+
+    def _commit(self, works: Sequence[Work], tokens: Sequence[tuple[int, float] | None], begin: int, end: int) -> None:
+        route, gate, row = self.transformer.route, self.transformer.gate, -1
+        self.steps += 1
+        for work, token in zip(works, tokens, strict=True):
+            request = work.sequence
+            row += work.count
+            request.done = work.start + work.count
+            if work.start >= request.prompt:
+                self.decode_tokens += 1
+            else:
+                self.prefill_tokens += work.count
+            if token is None:
+                continue
+            id, logprob = token
+            if logprob != logprob:
+                position = request.done - 1
+                error = RequestError(
+                    f"the model's logits are not finite at position {position} (token id {request.ids[position]})"
+                )
+                self.finish(request, Reason.ERROR, error)
+                continue
+            index = request.generated
+            text, reason = request.take(id)
+            latency = (end - (begin if index else request.started_ns)) / 1e6
+            experts, weights = route[:, row].astype(np.uint16), gate[:, row].copy()
+            said = None if reason is None else SAID[reason]
+            request.ready.append(Token(id, text, logprob, latency, experts, weights, index, said))
+            if text:
+                self.telemetry.text(request.number, request.prompt + index, text)
+            if reason is not None:
+                self.finish(request, reason)
+
+    def _counts(self) -> tuple[int, int, int, int]:
+        p = self.pager
+        return p.faults, p.hits, p.evictions, p.bytes_read
+
+    def _tell(self, works: Sequence[Work], tokens: Sequence[tuple[int, float] | None], begin: int, head: int, end: int,
+              before: tuple[int, int, int, int]) -> None:  # fmt: skip
+        if not self.telemetry.enabled:
+            return
+        t, n = self.transformer, rows_of(works)
+        numbers: list[int] = []
+        ids: list[int] = []
+        phases: list[int] = []
+        for work, chosen in zip(works, tokens, strict=True):
+            numbers += [work.sequence.number] * work.count
+            ids += [-1] * (work.count - 1) + [-1 if chosen is None else chosen[0]]
+            phases += [DECODE if work.start >= work.sequence.prompt else PREFILL] * work.count
+        position, route, gate = t.rows.position[:n], t.route[:, :n].swapaxes(0, 1), t.gate[:, :n].swapaxes(0, 1)
+        slot = self.kv.slots_of_rows()
+        now = self._counts()
+        self.telemetry.step(
+            end, numbers, position, ids, phases[0] if n == 1 else phases,
+            end - begin, t.attention_ns, t.io_ns, t.experts_ns, end - head,
+            now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3], route, gate, slot,
+        )  # fmt: skip

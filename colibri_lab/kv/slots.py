@@ -1,0 +1,56 @@
+"""The slot pool: fixed-size slots of tokens, memory used only from a slot's first write, nothing ever cleared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..memory import zeros
+from ..ops.types import KVPool
+
+
+class SlotPool:
+    """`slots` slots of `size` tokens. valid[s] is the bitmap of slot s as an integer; bit i: token i holds data.
+
+    Tokens are appended, so the next free place of a slot is its bitmap's bit length.
+    """
+
+    def __init__(self, slots: int, size: int) -> None:
+        self.slots, self.size = slots, size
+        self.valid = [0] * slots
+        self.peak = 0
+        self._free = list(range(slots - 1, -1, -1))  # last freed is taken first: its memory is already there
+
+    @property
+    def used(self) -> int:
+        return self.slots - len(self._free)
+
+    def take(self) -> int:
+        """A free slot, empty; -1 when there is none."""
+        if not self._free:
+            return -1
+        slot = self._free.pop()
+        self.valid[slot] = 0
+        self.peak = max(self.peak, self.used)
+        return slot
+
+    def release(self, slot: int) -> None:
+        self.valid[slot] = 0
+        self._free.append(slot)
+
+    def tokens(self) -> int:
+        """Tokens that hold data, over all slots (each layer of a token counts)."""
+        return sum(bits.bit_count() for bits in self.valid)
+
+
+def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dtype: str,
+             seats: int, layers: int, positions: int) -> KVPool:  # fmt: skip
+    """The arrays that kernels see. staging: `rows` extra tokens at the end, where a step's K/V wait for their slot."""
+    kind: type[np.floating] = np.float16 if dtype == "fp16" else np.float32
+    shape = (slots * size + rows, kv_heads, head_dim)
+    k: NDArray[Any] = zeros(shape, kind)
+    v: NDArray[Any] = zeros(shape, kind)
+    where: NDArray[Any] = zeros((seats, layers, positions), np.int32)
+    return KVPool(k, v, where, staging=slots * size)

@@ -1,0 +1,112 @@
+"""Anonymous private memory that costs nothing until it is written, and how much of it there is to have."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+HUGE = 2 << 20  # bytes of a transparent huge page
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+
+
+class Region:
+    """`size` bytes of zeroed anonymous memory, 2 MiB aligned; physical memory is used only where it was written.
+
+    huge: ask for transparent huge pages (big weights), else never use them (sparse tables).
+    """
+
+    def __init__(self, size: int, huge: bool) -> None:
+        self.size = size
+        self._map = mmap.mmap(-1, max(size, 1) + HUGE, flags=_FLAGS)
+        whole = np.frombuffer(self._map, np.uint8)
+        self._start = -whole.ctypes.data % HUGE
+        self.data: NDArray[np.uint8] = whole[self._start : self._start + size]
+        advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
+        if advice is not None:
+            try:
+                self._map.madvise(advice)
+            except OSError:
+                pass  # a kernel without transparent huge pages: only speed is lost
+
+    def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
+        """The region's first bytes as an array."""
+        count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        return self.data[:count].view(dtype).reshape(shape)
+
+    def give_back(self, first: int, last: int) -> None:
+        """Return the memory of bytes [first, last) to the system; they read as zero afterwards. Whole pages only."""
+        page = mmap.PAGESIZE
+        start = -(-(self._start + first) // page) * page
+        end = (self._start + last) // page * page
+        if end > start:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def zeros(shape: tuple[int, ...], dtype: DTypeLike, huge: bool = False) -> NDArray[np.generic]:
+    """Like np.zeros, but always lazily backed and 64-byte aligned."""
+    return Region(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize, huge).array(shape, dtype)
+
+
+def free_memory(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that this process may still take: the machine's, or its container's where that is less."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    room = container_room(cgroups, membership)
+    return free if room is None else min(free, room)
+
+
+def container_room(cgroups: Path, membership: Path) -> int | None:
+    """Bytes left under the tightest memory limit of this process's control groups (v2 or v1); None without a limit.
+
+    Page cache that the kernel would drop at once (inactive_file) does not count as used.
+    """
+    rooms = []
+    for line in _text(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, limit, used, cache = cgroups, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, limit, used, cache = (
+                cgroups / "memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+            )
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        for place in (
+            folder,
+            *folder.parents,
+        ):  # a limit may sit on any group above; inside a container the path may not exist
+            if not place.is_relative_to(root):
+                break
+            most, now = _text(place / limit).strip(), _text(place / used).strip()
+            if most.isdigit() and now.isdigit() and int(most) < 1 << 60:
+                droppable = [int(v) for k, v in map(str.split, _text(place / "memory.stat").splitlines()) if k == cache]
+                rooms.append(max(0, int(most) - int(now) + sum(droppable)))
+    return min(rooms, default=None)
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may run on, at most the container's processor quota."""
+    import psutil
+
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = min(allowed, psutil.cpu_count(logical=False) or allowed)
+    quota = _text(Path("/sys/fs/cgroup/cpu.max")).split()
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, -(-int(quota[0]) // int(quota[1])))
+    return max(1, cores)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,117 @@
+"""The worker thread for the lab: returns at once, pauses, resumes, stops, and takes settings while it runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from colibri_lab.errors import RequestError
+
+from .conftest import Load
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+def test_start_returns_at_once_and_the_text_is_right(load: Load) -> None:
+    engine = load()
+    expected = list(engine.generate("The sea", max_tokens=60))
+    session = engine.session()
+    assert session.state == "idle"
+    begin = time.monotonic()
+    session.start("The sea", max_tokens=60)
+    assert time.monotonic() - begin < 0.2
+    assert session.join(20) and session.state == "idle" and session.error is None
+    assert [t.id for t in session.tokens] == [t.id for t in expected] and session.text == "".join(
+        t.text for t in expected
+    )
+    assert session.text[:10] in session._repr_html_()
+    session.close()
+
+
+def test_pause_resume_stop(load: Load) -> None:
+    engine = load(pace=200)
+    expected = [t.id for t in engine.generate("The sea", max_tokens=30)]
+    session = engine.session()
+    session.start("The sea", max_tokens=30)
+    until(lambda: len(session.tokens) >= 3)
+    session.pause()
+    assert session.state == "paused"
+    time.sleep(0.02)
+    held = len(session.tokens)
+    time.sleep(0.1)
+    assert len(session.tokens) == held and not session.join(0.01)
+    session.resume()
+    assert session.join(20) and [t.id for t in session.tokens] == expected
+    session.start("The sea", max_tokens=900)
+    until(lambda: len(session.tokens) >= 3)
+    session.pause()
+    session.stop()
+    assert session.join(5) and session.state == "idle" and 3 <= len(session.tokens) < 900
+    assert engine.counters()["kv"]["slots_used"] == 0
+    session.close()
+
+
+def test_slow_pace_does_not_hold_up_pause_and_stop(load: Load) -> None:
+    session = load(pace=0.2).session()
+    session.start("The sea", max_tokens=30)
+    until(lambda: len(session.tokens) == 1)
+    begin = time.monotonic()
+    session.stop()
+    assert session.join(5) and time.monotonic() - begin < 0.5
+    session.close()
+
+
+def test_starting_again_replaces_what_runs(load: Load) -> None:
+    engine = load()
+    expected = [t.id for t in engine.generate("A", max_tokens=5)]
+    session = engine.session()
+    session.start("The sea", max_tokens=900)
+    session.start("A", max_tokens=5)
+    session.join(10)
+    assert [t.id for t in session.tokens] == expected
+    session.close()
+
+
+def test_settings_while_it_runs(load: Load) -> None:
+    engine = load(pace=300)
+    session = engine.session()
+    session.start("The sea", max_tokens=900)
+    until(lambda: len(session.tokens) >= 2)
+    session.set("expert_cache_bytes", "512KiB")
+    until(lambda: engine.counters()["pager"]["frames"] == 8, 1.0)
+    session.set("expert_cache_bytes", "6MiB")
+    until(lambda: engine.counters()["pager"]["frames"] == 96, 1.0)
+    session.close()
+    assert session.state == "idle"
+
+
+def test_errors_wait_for_who_looks(load: Load) -> None:
+    engine = load(kv_cache_max_slots=40, kv_cache_slot_size=2)
+    session = engine.session()
+    with pytest.raises(RequestError):
+        session.start("A", temperature=-1)
+    session.start("The sea", max_tokens=200)
+    session.join(20)
+    assert session.state == "error" and "kv_cache_max_slots" in str(session.error) and session.tokens
+    session.start("A", max_tokens=2)
+    session.join(20)
+    assert session.state == "idle" and session.error is None
+    session.close()
+
+
+def test_closing_the_engine_ends_its_sessions(load: Load) -> None:
+    before = threading.active_count()
+    engine = load(pace=100)
+    sessions = [engine.session(), engine.session()]
+    for session in sessions:
+        session.start("The sea", max_tokens=900)
+    engine.close()
+    assert [s.state for s in sessions] == ["idle", "idle"] and threading.active_count() == before

@@ -1,0 +1,67 @@
+"""How much memory there is to have, as a container sees it, and memory that is really given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colibri_lab.memory import HUGE, Region, container_room, free_memory, usable_cores, zeros
+
+MIB = 1 << 20
+
+
+def write(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+def room(tmp_path: Path, membership: str) -> int | None:
+    (tmp_path / "self").write_text(membership)
+    return container_room(tmp_path, tmp_path / "self")
+
+
+def test_cgroup_v2(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "b", memory__max="max", memory__current=7 * MIB)
+    assert room(tmp_path, "0::/a/b\n") is None
+    write(
+        tmp_path / "a",
+        memory__max=100 * MIB,
+        memory__current=90 * MIB,
+        memory__stat=f"anon 5\ninactive_file {40 * MIB}",
+    )
+    assert room(tmp_path, "0::/a/b\n") == 50 * MIB  # the limit sits above; page cache that can go is not used memory
+    write(tmp_path / "a" / "b", memory__max=30 * MIB, memory__current=40 * MIB)
+    assert room(tmp_path, "0::/a/b\n") == 0
+    assert room(tmp_path, "0::/elsewhere/not/mounted\n") is None
+
+
+def test_cgroup_v1(tmp_path: Path) -> None:
+    unlimited = 9223372036854771712
+    write(tmp_path / "memory", memory__limit_in_bytes=unlimited, memory__usage_in_bytes=5)
+    write(tmp_path / "memory" / "job", memory__limit_in_bytes=64 * MIB, memory__usage_in_bytes=24 * MIB)
+    (tmp_path / "memory" / "job" / "memory.stat").write_text(f"cache 9\ntotal_inactive_file {4 * MIB}\n")
+    assert room(tmp_path, "5:cpu,cpuacct:/job\n4:memory:/job\n0::/\n") == 44 * MIB
+
+
+def test_odd_files_are_no_limit(tmp_path: Path) -> None:
+    assert container_room(tmp_path, tmp_path / "missing") is None
+    write(tmp_path / "x", memory__max="what", memory__current="")
+    assert room(tmp_path, "0::/x\n") is None
+
+
+def test_this_machine() -> None:
+    assert 0 < free_memory() and 1 <= usable_cores()
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_region(huge: bool) -> None:
+    region = Region(5 * HUGE + 123, huge)
+    assert region.data.ctypes.data % HUGE == 0 and len(region.data) == 5 * HUGE + 123
+    region.data[:] = 3
+    region.give_back(HUGE + 1, 3 * HUGE)
+    assert region.data[HUGE] == 3 and not region.data[HUGE + 4096 : 3 * HUGE].any() and region.data[3 * HUGE] == 3
+    array = zeros((3, 5), np.int32)
+    assert array.shape == (3, 5) and not array.any()
