@@ -1,0 +1,225 @@
+"""Reads trace.jsonl back: ReplaySource has the reading side of Telemetry. The file is hostile until checked."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri_lab.events import PAGES, SEQUENCE, SLOT, TOKEN
+from colibri_lab.trace import FORMAT, STREAMS, VERSION, Batch, Cursor, Facts, TraceError
+
+MAX_LINE = 1 << 20  # bytes; a longer line is not one of ours
+LIMITS = {"layers": 1024, "experts": 65535, "top_k": 256}
+_CHUNK = 4096  # lines held as Python objects before they become arrays
+_RECORDS = {"page": PAGES, "slot": SLOT, "sequence": SEQUENCE, "token": TOKEN}
+_STREAM = {"token": "tokens", "page": "pages", "slot": "slots", "sequence": "sequences"}
+_STREAM |= {"text": "texts", "note": "notes"}
+Drops = dict[str, list[tuple[int, int]]]  # per stream: (index of the next event, how many are missing before it)
+
+
+class ReplaySource:
+    """A recorded run: `engine` is its header's dict, `trouble` lists what was wrong with the file, if anything."""
+
+    live = False
+
+    def __init__(self, path: Path, header: Facts, streams: dict[str, Any], drops: Drops, trouble: list[str]) -> None:
+        self.path, self.trouble, self._streams, self._drops = path, trouble, streams, drops
+        self.layers, self.experts, self.top_k = (int(header[name]) for name in LIMITS)
+        self.engine: Facts = header["engine"]
+        tokens, texts = streams["tokens"], streams["texts"]
+        # a piece of text happens when the row before its position was computed
+        rows = zip(*(tokens[name].tolist() for name in ("t_ns", "sequence", "position")), strict=True)
+        ended = {(s, p + 1): t for t, s, p in rows}
+        text_t = np.array([0] + [ended.get((s, p), 0) for s, p, _ in texts], "u8")
+        self._times = {name: streams[name]["t_ns"] for name in ("tokens", "pages", "slots", "sequences")}
+        self._times["texts"] = np.maximum.accumulate(text_t)[1:]
+        some = [t for t in self._times.values() if len(t) and t.max()]
+        self.start_ns = int(min(t[t > 0].min() for t in some)) if some else 0
+        self.end_ns = int(max(t.max() for t in some)) if some else 0
+
+    @property
+    def facts(self) -> Facts:
+        return {"model": self.engine}
+
+    def cursor(self) -> Cursor:
+        return Cursor()
+
+    def read(self, cursor: Cursor) -> Batch:
+        """All that is left, or up to the next gap: read again until a batch is empty and has no `dropped`."""
+        return self.read_until(cursor, None)
+
+    def read_until(self, cursor: Cursor, t_ns: int | None) -> Batch:
+        """What the recorded run did from the cursor to `t_ns` (its perf_counter_ns); None reads to the end."""
+        cut: dict[str, slice] = {}
+        missing: dict[str, int] = {}
+        for name in STREAMS:
+            start, end = cursor.at[name], len(self._streams[name])
+            if t_ns is not None and name in self._times:
+                end = max(start, int(np.searchsorted(self._times[name], t_ns, "right")))
+            for at, count in self._drops[name][cursor.gaps[name] :]:
+                if at > start:
+                    end = min(end, at)
+                    break
+                missing[name] = missing.get(name, 0) + count
+                cursor.gaps[name] += 1
+            cut[name] = slice(start, end)
+            cursor.at[name] = end
+        part = {name: rows[cut.get(name, cut["tokens"])] for name, rows in self._streams.items()}
+        return Batch(**{name: rows.copy() for name, rows in part.items()}, missing=missing)
+
+    def counters(self) -> dict[str, int]:
+        dropped = sum(count for drops in self._drops.values() for _, count in drops)
+        return {"events": sum(len(self._streams[name]) for name in STREAMS), "dropped": dropped}
+
+    def _repr_html_(self) -> str:
+        counts = self.counters()
+        rows = [("file", self.path.name), ("layers, experts, top-k", f"{self.layers}, {self.experts}, {self.top_k}")]
+        rows += [("token rows", f"{len(self._streams['tokens']):,}"), ("events", f"{counts['events']:,}")]
+        rows += [("dropped", f"{counts['dropped']:,}"), ("seconds", f"{(self.end_ns - self.start_ns) / 1e9:.1f}")]
+        rows += [("note", note) for note in self.trouble]
+        cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows)
+        return f"<table><caption>Recorded run</caption>{cells}</table>"
+
+
+class _Reader:
+    """Collects the events of one file, line by line, into arrays."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.trouble = path, list[str]()
+        self.header: Facts = {}
+        self.held: dict[str, list[tuple[int, Facts]]] = {kind: [] for kind in _RECORDS}
+        self.done: dict[str, list[Any]] = {name: [] for name in (*_STREAM.values(), "route", "weight", "slot")}
+        self.counts = dict.fromkeys(STREAMS, 0)
+        self.drops: Drops = {name: [] for name in STREAMS}
+
+    def fail(self, line: int, why: str) -> TraceError:
+        return TraceError(f"{self.path}: line {line}: {why}")
+
+    def take(self, line: int, event: Facts) -> None:
+        kind = event.get("e")
+        if kind in _RECORDS:
+            self.held[kind].append((line, event))
+            self.counts[_STREAM[kind]] += 1
+            if len(self.held[kind]) >= _CHUNK:
+                self.flush(kind)
+        elif kind == "text":
+            self.done["texts"].append((int(event["sequence"]), int(event["position"]), str(event["text"])))
+            self.counts["texts"] += 1
+        elif kind == "note":
+            self.done["notes"].append((str(event["key"]), event["value"]))
+            self.counts["notes"] += 1
+        elif kind == "dropped":
+            self.drops[str(event["stream"])].append((self.counts[str(event["stream"])], int(event["count"])))
+        else:
+            raise ValueError(f"unknown event {str(kind)[:40]!r}")
+
+    def flush(self, kind: str) -> None:
+        held, self.held[kind] = self.held[kind], []
+        try:
+            self.arrays(kind, [event for _, event in held])
+        except _BAD:
+            for line, event in held:  # again one by one, to name the line
+                try:
+                    self.arrays(kind, [event], keep=False)
+                except _BAD as error:
+                    raise self.fail(line, _why(error)) from None
+            raise self.fail(held[0][0], "events from here on do not fit together") from None
+
+    def arrays(self, kind: str, events: list[Facts], keep: bool = True) -> None:
+        rows, n = np.zeros(len(events), _RECORDS[kind]), len(events)
+        for name in rows.dtype.names or ():
+            rows[name] = [event[name] for event in events]
+        made: dict[str, Any] = {_STREAM[kind]: rows}
+        if kind == "token":
+            layers, k = self.header["layers"], self.header["top_k"]
+            weights = np.array([event["weight"] for event in events], "f8")  # null reads as nan
+            made["route"] = np.array([event["route"] for event in events], "u2").reshape(n, layers, k)
+            made["weight"] = weights.reshape(n, layers, k).astype("f2")
+            made["slot"] = np.array([event["slots"] for event in events], "i4").reshape(n, layers)
+        for name, part in made.items() if keep else ():
+            self.done[name].append(part)
+
+    def result(self) -> ReplaySource:
+        for kind in _RECORDS:
+            self.flush(kind)
+        layers, k = self.header["layers"], self.header["top_k"]
+        shapes = {"route": ((0, layers, k), "u2"), "weight": ((0, layers, k), "f2"), "slot": ((0, layers), "i4")}
+        empty = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        empty |= {_STREAM[kind]: np.zeros(0, dtype) for kind, dtype in _RECORDS.items()}
+        streams: dict[str, Any] = {name: np.concatenate([none, *self.done[name]]) for name, none in empty.items()}
+        streams |= {"texts": self.done["texts"], "notes": self.done["notes"]}
+        return ReplaySource(self.path, self.header, streams, self.drops, self.trouble)
+
+
+_BAD = (KeyError, TypeError, ValueError, OverflowError, IndexError)
+
+
+def _why(error: Exception) -> str:
+    return f"field {error} is missing" if isinstance(error, KeyError) else str(error)[:160]
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not strict JSON")
+
+
+def _objects(path: Path) -> Iterator[tuple[int, Facts | None, str]]:
+    """(line number, object or None where it is not one, why)."""
+    with open(path, "rb") as file:
+        number = 0
+        while raw := file.readline(MAX_LINE + 1):
+            number += 1
+            if len(raw) > MAX_LINE:
+                yield number, None, f"longer than {MAX_LINE} bytes"
+                return
+            why = "cut in the middle of a line" if not raw.endswith(b"\n") else "not a JSON object"
+            try:
+                found = json.loads(raw.decode("utf-8"), parse_constant=_refuse)
+            except (ValueError, RecursionError):
+                found = None
+            yield number, found if isinstance(found, dict) and raw.endswith(b"\n") else None, why
+
+
+def _header(path: Path, found: Facts | None) -> Facts:
+    if found is None or found.get("format") != FORMAT:
+        raise TraceError(f"{path}: not a trace: the first line must be a {FORMAT} header, as Recorder writes it")
+    if found.get("version") != VERSION:
+        raise TraceError(f"{path}: trace version {str(found.get('version'))[:20]}, this build reads {VERSION}")
+    for name, most in LIMITS.items():
+        value = found.get(name)
+        if type(value) is not int or not 0 <= value <= most:
+            raise TraceError(f"{path}: header: {name} must be a whole number from 0 to {most}, not {str(value)[:40]}")
+    if not isinstance(found.get("engine"), dict):
+        raise TraceError(f"{path}: header: engine must be an object")
+    return found
+
+
+def replay(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> ReplaySource:
+    """Opens a trace. A last line cut short is left out and told in `.trouble`; all else wrong raises TraceError."""
+    path = Path(path)
+    if not path.is_file():
+        raise TraceError(f"{path}: no such file")
+    lines = _objects(path)
+    first = next(lines, (1, None, ""))
+    reader = _Reader(path)
+    reader.header = _header(path, first[1])
+    for number, found, why in lines:
+        if found is None and why.startswith("cut"):
+            reader.trouble.append(f"line {number} was cut short and is left out; the {number - 1} before it are whole")
+            break
+        if found is None:
+            raise reader.fail(number, why)
+        try:
+            reader.take(number, found)
+        except TraceError:
+            raise
+        except _BAD as error:
+            raise reader.fail(number, _why(error)) from None
+        if progress is not None and number % _CHUNK == 0:
+            progress(number)
+    return reader.result()

@@ -1,0 +1,226 @@
+"""What the engine did, in preallocated rings that one thread writes and any thread reads.
+
+The writer never waits and never asks who reads: it overwrites the oldest entries. A reader that was too slow finds
+out from the counters and reports how many it missed (Batch.missing).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from colibri_lab.events import PAGES, SEQUENCE, SLOT, TOKEN, Phase
+from colibri_lab.recorded import ReplaySource, replay
+from colibri_lab.trace import Batch, Cursor, Facts, Recorder, Source, TraceError
+
+__all__ = ["Batch", "Cursor", "NullTelemetry", "Recorder", "ReplaySource", "Source", "Telemetry"]
+__all__ += ["TraceError", "replay"]
+
+_U4, _U2 = (1 << 32) - 1, (1 << 16) - 1
+
+
+class _Ring:
+    """`size` rows of one or more arrays side by side. `claimed` moves before a write, `written` after it: what a reader
+    copied is whole where it was written before the copy and not claimed again until after it."""
+
+    def __init__(self, size: int, *arrays: tuple[Any, tuple[int, ...]]) -> None:
+        self.size, self.claimed, self.written = size, 0, 0
+        self.arrays = [np.zeros((size, *shape), dtype) for dtype, shape in arrays]
+
+    def read(self, at: int) -> tuple[int, int, list[np.ndarray]]:
+        """(next index, how many were missed, copies of the rows in between)."""
+        end = self.written
+        start = max(at, end - self.size)
+        rows = np.arange(start, end) % self.size
+        copies = [array[rows] for array in self.arrays]
+        lost = min(max(0, self.claimed - self.size - start), end - start)  # overwritten while they were copied
+        return end, start - at + lost, [copy[lost:] for copy in copies]
+
+    def oldest(self) -> int:
+        return max(0, self.written - self.size)
+
+
+class Telemetry:
+    """Events of one engine: layers L, experts E a layer, k experts a token; `capacity` rows in each ring."""
+
+    enabled = live = True
+
+    def __init__(self, layers: int, experts: int, top_k: int, capacity: int = 16384) -> None:
+        self.layers, self.experts, self.top_k = layers, experts, top_k
+        beside = (("u2", (layers, top_k)), ("f2", (layers, top_k)), ("i4", (layers,)))
+        self._tokens = _Ring(capacity, (TOKEN, ()), *beside)
+        self._pages, self._slots = _Ring(capacity, (PAGES, ())), _Ring(capacity, (SLOT, ()))
+        self._sequences = _Ring(min(capacity, 4096), (SEQUENCE, ()))
+        self._texts, self._notes = _Ring(capacity, (object, ())), _Ring(min(capacity, 1024), (object, ()))
+        # in the order they are read: a piece of text is written after its row, so its row is in the same batch
+        self._rings = {"notes": self._notes, "texts": self._texts, "sequences": self._sequences}
+        self._rings |= {"pages": self._pages, "slots": self._slots, "tokens": self._tokens}
+        self._row, self._route, self._weight, self._slot = self._tokens.arrays
+        self._columns = {name: self._row[name] for name in TOKEN.names or ()}
+        self._same = np.zeros(1, TOKEN)  # what all rows of a step share
+        self._facts: Facts = {}
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._dropped = 0
+
+    # -- writing: the engine's thread; no lock, no allocation that grows --
+
+    def step(
+        self,
+        t_ns: int,
+        sequence: Any,
+        position: Any,
+        token: Any,
+        phase: Any,
+        latency_ns: int,
+        attention_ns: int,
+        io_ns: int,
+        experts_ns: int,
+        head_ns: int,
+        faults: int,
+        hits: int,
+        evictions: int,
+        bytes_read: int,
+        route: Any,
+        weight: Any,
+        slot: Any,
+    ) -> None:
+        """One step of n rows: arrays [n] (phase: [n] or one for all), route u2 and weight f2 [n, L, k], slot i4 [n, L].
+
+        Times are the whole step's, in nanoseconds; the share of a row is worked out here as events.TOKEN says.
+        """
+        n, ring = len(sequence), self._tokens
+        if n == 0:
+            return
+        if n == 1:
+            at = ring.written
+            ring.claimed = at + 1
+            i = at % ring.size
+            self._row[i] = (
+                t_ns, sequence[0], position[0], token[0], phase if isinstance(phase, int) else np.ravel(phase)[0], 1,
+                latency_ns, min(attention_ns, _U4), min(io_ns, _U4), min(experts_ns, _U4), min(head_ns, _U4),
+                min(faults, _U2), min(hits, _U2), min(evictions, _U2), bytes_read,
+            )  # fmt: skip
+            self._route[i] = route[0]
+            self._weight[i] = weight[0]
+            self._slot[i] = slot[0]
+            ring.written = at + 1
+            return
+        one_phase = np.ndim(phase) == 0
+        each: Any = latency_ns // n if one_phase and phase == Phase.PREFILL else latency_ns
+        self._same[0] = (
+            t_ns, 0, 0, 0, phase if one_phase else 0, n, each, min(attention_ns // n, _U4), min(io_ns // n, _U4),
+            min(experts_ns // n, _U4), min(head_ns // n, _U4), 0, 0, 0, 0,
+        )  # fmt: skip
+        differ = {"sequence": sequence, "position": position, "token": token}
+        if not one_phase:
+            each = np.where(np.equal(phase, Phase.PREFILL), latency_ns // n, latency_ns)
+            differ |= {"phase": phase, "latency_ns": each}
+        if n > ring.size:  # a step longer than the ring: only its end can be kept
+            first = n - ring.size
+            differ = {name: values[first:] for name, values in differ.items()}
+            route, weight, slot = route[first:], weight[first:], slot[first:]
+            ring.claimed = ring.written = ring.written + first
+        last = self._put(min(n, ring.size), differ, route, weight, slot)
+        row = self._row[last]
+        row["faults"], row["hits"], row["evictions"] = min(faults, _U2), min(hits, _U2), min(evictions, _U2)
+        row["bytes_read"] = bytes_read
+        ring.written = ring.claimed
+
+    def _put(self, n: int, differ: dict[str, Any], route: Any, weight: Any, slot: Any) -> int:
+        """Claims and fills n rows, in two parts where the ring ends; returns the index of the last."""
+        ring = self._tokens
+        at = ring.written
+        ring.claimed = at + n
+        i, done = at % ring.size, 0
+        while done < n:
+            take = min(n - done, ring.size - i)
+            to, part = slice(i, i + take), slice(done, done + take)
+            self._row[to] = self._same
+            for name, values in differ.items():
+                self._columns[name][to] = values[part]
+            self._route[to] = route[part]
+            self._weight[to] = weight[part]
+            self._slot[to] = slot[part]
+            done, i = done + take, (i + take) % ring.size
+        return (at + n - 1) % ring.size
+
+    def _one(self, ring: _Ring, row: tuple[Any, ...]) -> None:
+        at = ring.written
+        ring.claimed = at + 1
+        ring.arrays[0][at % ring.size] = row
+        ring.written = at + 1
+
+    def page(self, t_ns: int, kind: int, layer: int, expert: int, pages: int, wait_ns: int, step: int) -> None:
+        self._one(self._pages, (t_ns, kind, layer, expert, pages, min(wait_ns, _U4), step & _U4))
+
+    def slot(self, t_ns: int, kind: int, slot: int, sequence: int, layer: int, owner: int) -> None:
+        self._one(self._slots, (t_ns, kind, slot, sequence, layer, owner))
+
+    def sequence(self, t_ns: int, kind: int, sequence: int, prompt_tokens: int, detail: int = 0) -> None:
+        self._one(self._sequences, (t_ns, kind, sequence, prompt_tokens, detail))
+
+    def text(self, sequence: int, position: int, text: str) -> None:
+        """The decoded piece of the token at `position` of `sequence`."""
+        self._one(self._texts, (sequence, position, text))
+
+    def note(self, key: str, value: Any) -> None:
+        """A rare fact (JSON-able), from any thread: a setting that changed, the model described."""
+        with self._lock:
+            self._facts = {**self._facts, key: value}
+            self._one(self._notes, (key, value))
+
+    # -- reading: any thread --
+
+    @property
+    def facts(self) -> Facts:
+        """The latest value of every note."""
+        return dict(self._facts)
+
+    def cursor(self) -> Cursor:
+        """A reader's place, at the oldest event that is still kept."""
+        return Cursor({name: ring.oldest() for name, ring in self._rings.items()})
+
+    def read(self, cursor: Cursor) -> Batch:
+        """Copies what was written since the cursor's last read and moves it on."""
+        parts: dict[str, list[np.ndarray]] = {}
+        missing: dict[str, int] = {}
+        for name, ring in self._rings.items():
+            end, missed, parts[name] = ring.read(cursor.at[name])
+            cursor.at[name] = end
+            if missed:
+                missing[name] = missed
+        if missing:
+            with self._reading:
+                self._dropped += sum(missing.values())
+        tokens, route, weight, slot = parts["tokens"]
+        pages, slots, sequences = (parts[name][0] for name in ("pages", "slots", "sequences"))
+        texts, notes = (parts[name][0].tolist() for name in ("texts", "notes"))
+        return Batch(tokens, route, weight, slot, pages, slots, sequences, texts, notes, missing)
+
+    def counters(self) -> dict[str, int]:
+        """events written; dropped: events that some reader was too slow for."""
+        return {"events": sum(ring.written for ring in self._rings.values()), "dropped": self._dropped}
+
+    def _repr_html_(self) -> str:
+        counts = self.counters()
+        return (
+            f"<b>Telemetry</b> {self.layers} layers x {self.experts} experts, top-{self.top_k}: "
+            f"{counts['events']:,} events, {counts['dropped']:,} dropped by slow readers"
+        )
+
+
+class NullTelemetry(Telemetry):
+    """Takes every event and keeps none, for `telemetry: false`; facts are kept, they cost nothing."""
+
+    enabled = False
+
+    def __init__(self, layers: int = 0, experts: int = 0, top_k: int = 0, capacity: int = 1) -> None:
+        super().__init__(layers, experts, top_k, capacity)
+
+    def step(self, *_: Any, **__: Any) -> None:
+        return
+
+    def _one(self, ring: _Ring, row: tuple[Any, ...]) -> None:
+        return

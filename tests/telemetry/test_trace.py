@@ -1,0 +1,158 @@
+"""trace.jsonl: what was recorded comes back exactly; a hostile or broken file is told, not believed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from colibri_lab.telemetry import Recorder, Telemetry, TraceError, replay
+from tests.widgets.fake import FakeEngine
+
+PAGE = b'{"e":"page","t_ns":-1,"kind":0,"layer":0,"expert":0,"pages":1,"wait_ns":0,"step":0}'
+STREAMS = ("tokens", "route", "weight", "slot", "pages", "slots", "sequences")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """(path of a trace, the engine that made it, what a live reader saw)"""
+    path = tmp_path_factory.mktemp("trace") / "run é.jsonl"
+    engine = FakeEngine(layers=3, experts=5, slots=64)
+    cursor, recorder = engine.telemetry.cursor(), Recorder(engine.telemetry, path, engine.describe())
+    engine.telemetry.note("prompt", "so \u2028 weit")
+    engine.run(60)
+    assert not path.exists(), "a trace has its name only when it is whole"
+    assert recorder.close() == path
+    return path, engine, engine.telemetry.read(cursor)
+
+
+def test_replay_gives_the_live_arrays_exactly(recorded):
+    path, engine, live = recorded
+    source = replay(path)
+    assert (source.layers, source.experts, source.top_k) == (3, 5, 2)
+    assert source.engine == engine.describe()
+    assert source.trouble == []
+    batch = source.read(source.cursor())
+    for name in STREAMS:
+        ours, theirs = getattr(batch, name), getattr(live, name)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    assert batch.texts == live.texts
+    assert batch.notes == live.notes
+    assert "Recorded run" in source._repr_html_()
+
+
+def test_every_line_is_strict_json(recorded):
+    for line in recorded[0].read_text(encoding="utf-8").split("\n")[:-1]:
+        json.loads(line, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_replay_in_slices_of_time_is_the_same_as_at_once(recorded):
+    source = replay(recorded[0])
+    whole, cursor = source.read(source.cursor()), source.cursor()
+    parts = [source.read_until(cursor, int(t)) for t in np.linspace(source.start_ns, source.end_ns, 13)]
+    parts.append(source.read(cursor))
+    assert sum(len(part.tokens) > 0 for part in parts) > 5
+    for name in STREAMS:
+        np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+    assert [text for part in parts for text in part.texts] == whole.texts
+
+
+def test_a_trace_cut_in_the_middle_of_a_line_replays_what_is_whole(recorded, tmp_path):
+    lines = recorded[0].read_bytes().split(b"\n")
+    cut = tmp_path / "cut.jsonl.part"
+    cut.write_bytes(b"\n".join(lines[:40]) + b"\n" + lines[40][: len(lines[40]) // 2])
+    source = replay(cut)
+    assert source.counters()["events"] == 39
+    assert source.trouble == ["line 41 was cut short and is left out; the 40 before it are whole"]
+
+
+def test_missed_events_are_recorded_and_come_back_where_they_were(tmp_path):
+    path, telemetry = tmp_path / "t.jsonl", Telemetry(1, 2, 1, capacity=4)
+    recorder = Recorder(telemetry, path)
+    recorder._stop.set()
+    recorder._thread.join()
+    for i in range(2):
+        telemetry.slot(i, 0, i, 1, 0, 0)
+    recorder._drain()
+    for i in range(2, 9):
+        telemetry.slot(i, 0, i, 1, 0, 0)
+    recorder.close()
+    source, seen = replay(path), []
+    cursor = source.cursor()
+    while len(batch := source.read(cursor)) or batch.dropped:
+        seen.append((batch.missing.get("slots", 0), batch.slots["slot"].tolist()))
+    assert seen == [(0, [0, 1]), (3, [5, 6, 7, 8])]
+    assert source.counters() == {"events": 6, "dropped": 3}
+
+
+def test_weights_that_are_not_finite_stay_strict_json(tmp_path):
+    telemetry = Telemetry(1, 2, 1)
+    recorder = Recorder(telemetry, tmp_path / "t.jsonl")
+    one, weight = np.ones(1, "u4"), np.full((1, 1, 1), np.nan, "f2")
+    route, slot = np.zeros((1, 1, 1), "u2"), np.zeros((1, 1), "i4")
+    telemetry.step(1, one, one, one, 1, 9, 1, 1, 1, 1, 0, 1, 0, 0, route, weight, slot)
+    source = replay(recorder.close())
+    assert np.isnan(source.read(source.cursor()).weight).all()
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path):
+    telemetry = Telemetry(1, 2, 1)
+    recorder = Recorder(telemetry, tmp_path / "t.jsonl")
+    recorder._stop.set()
+    recorder._thread.join()
+    recorder.error = OSError(28, "No space left on device")
+    telemetry.text(1, 1, "goes on")
+    with pytest.raises(OSError, match="No space left"):
+        recorder.close()
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda lines: [], "not a trace"),
+        (lambda lines: [b"hello", *lines], "not a trace"),
+        (lambda lines: [lines[0].replace(b'"version":1', b'"version":7'), *lines[1:]], "trace version 7"),
+        (lambda lines: [lines[0].replace(b'"layers":3', b'"layers":-3'), *lines[1:]], "layers must be a whole number"),
+        (lambda lines: [lines[0].replace(b'"layers":3', b'"layers":4'), *lines[1:]], "reshape|inhomogeneous|shape"),
+        (lambda lines: [*lines[:5], b"[1, 2]", *lines[5:]], "line 6: not a JSON object"),
+        (lambda lines: [*lines[:5], b'{"e": "token", "t_ns": 1}', *lines[5:]], "line 6: field 'sequence' is missing"),
+        (lambda lines: [*lines[:5], b'{"e": "magic"}', *lines[5:]], "line 6: unknown event 'magic'"),
+        (lambda lines: [*lines[:5], b'{"e": "text", "x": NaN}', *lines[5:]], "line 6: not a JSON object"),
+        (lambda lines: [*lines[:5], PAGE, *lines[5:]], "line 6"),
+        (lambda lines: [*lines[:5], b'"' + b"x" * (1 << 20) + b'"', *lines[5:]], "longer than"),
+        (lambda lines: [*lines[:5], b"[" * 100_000, *lines[5:]], "line 6"),
+    ],
+)  # fmt: skip
+def test_hostile_files_name_the_file_and_the_line(recorded, tmp_path, change, says):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b"\n".join(change(recorded[0].read_bytes().split(b"\n")[:-1])) + b"\n")
+    with pytest.raises(TraceError, match=says) as caught:
+        replay(bad)
+    assert "bad.jsonl" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(TraceError, match="no such file"):
+        replay(tmp_path / "none.jsonl")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_bytes_give_an_error_or_a_trace(recorded, tmp_path, data):
+    raw = bytearray(recorded[0].read_bytes()[:6000])
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+    bad = tmp_path / "fuzz.jsonl"
+    bad.write_bytes(bytes(raw))
+    try:
+        source = replay(bad)
+    except TraceError:
+        return
+    source.read(source.cursor())
