@@ -15,7 +15,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
     spec, file, pager, kv = parts.file.spec, parts.file, parts.pager, parts.kv
     policy = config.eviction_policy
     return {
-        "model": parts.file.path.parent.name if parts.file.path.name == "model.colibri" else parts.file.path.stem,
+        "model": file.source or file.path.parent.name,
         "path": str(parts.file.path),
         "family": spec.family,
         "layers": spec.layers,

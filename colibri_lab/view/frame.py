@@ -1,0 +1,188 @@
+"""One picture of a run as one block of bytes, for the canvas.
+
+    bytes 0..3   "CLB1"
+    bytes 4..7   u32, little-endian: length H of the header, a multiple of 4
+    4+4..8+H     the header: JSON in UTF-8, padded with blanks; its "arrays" lists [name, dtype, shape] in order
+    8+H..        the arrays, little-endian, C order, each beginning at a multiple of 4
+
+Arrays of a board frame (L layers, E experts, N columns, S slots up to the last one used, T new pieces of text):
+    cell   u1 [L, E]    bits 0-5 share of the window's rows over header.peak, in 1/63; bit 6 in memory; bit 7 just read
+    stage  u2 [N, 5]    in header.unit_us microseconds: experts, attention, I/O wait, head, other
+    count  u1|u2 [N, 3] faults, hits, evictions
+    flag   u1 [N]       bit 0 prefill, bit 1 rows were missed before it, bit 2 of the sequence whose text is shown
+    place  u2|u4 [N]    position of the row in its sequence
+    owner  u2|u4 [S]    0 never used, 1 shared base slot, else 2 + layer * E + expert; plus header.freed if free again
+    fill   u1 [S/2]     4 bits a slot, low half first: valid tokens in 1/15 of the slot, 0 only where empty
+    bins   u2 [48]      tokens of each latency bin from 0 to header.ms_end
+    route  u1|u2 [T, L, k']  experts of each new piece; the highest value where unknown; k' is 1 where L * k > 64
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from colibri_lab.events import NO_EXPERT, Phase
+from colibri_lab.view.prose import Pieces
+from colibri_lab.view.run import RunView
+
+MAGIC, COLUMNS, PIECES, RECENT_STEPS = b"CLB1", 160, 96, 2
+Arrays = dict[str, np.ndarray]
+
+
+def pack(header: dict[str, Any], arrays: Arrays) -> bytes:
+    """The block; ValueError for a dtype that a browser has no typed array for."""
+    for name, array in arrays.items():
+        if array.dtype.str[1:] not in ("u1", "u2", "u4", "f4"):
+            raise ValueError(f"{name}: {array.dtype} cannot go into a frame")
+    listed = [[name, array.dtype.str[1:], list(array.shape)] for name, array in arrays.items()]
+    text = json.dumps({**header, "arrays": listed}, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    head = text.encode()
+    head += b" " * (-len(head) % 4)
+    parts = [MAGIC, len(head).to_bytes(4, "little"), head]
+    for array in arrays.values():
+        data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+        parts += [data, b"\0" * (-len(data) % 4)]
+    return b"".join(parts)
+
+
+def unpack(block: bytes) -> tuple[dict[str, Any], Arrays]:
+    """The inverse of pack."""
+    if block[:4] != MAGIC:
+        raise ValueError("not a board frame")
+    at = 8 + int.from_bytes(block[4:8], "little")
+    header, arrays = json.loads(block[8:at]), {}
+    for name, dtype, shape in header.pop("arrays"):
+        count = int(np.prod(shape))
+        arrays[name] = np.frombuffer(block, "<" + dtype, count, at).reshape(shape)
+        size = arrays[name].nbytes
+        at += size + -size % 4
+    return header, arrays
+
+
+def smallest(values: np.ndarray, least: str = "u1") -> np.ndarray:
+    """The same whole numbers in the narrowest unsigned dtype that holds them."""
+    top = int(values.max(initial=0))
+    return values.astype(max(least, "u1" if top < 1 << 8 else "u2" if top < 1 << 16 else "u4"))
+
+
+def cells(view: RunView) -> tuple[np.ndarray, float]:
+    """(cell, peak): see the module's text; peak is the share that 63 stands for."""
+    experts, share = view.experts, view.experts.share
+    peak = float(share.max(initial=0.0)) or 1.0
+    out = np.rint(share * (63 / peak)).astype("u1")
+    columns = view.timeline.columns
+    out |= experts.resident.astype("u1") << 6
+    if len(columns) > RECENT_STEPS:
+        since = columns["t_ns"][-1 - RECENT_STEPS]
+        out |= (experts.last_fault_ns > since).astype("u1") << 7
+    return out, peak
+
+
+def strip(view: RunView, columns: int = COLUMNS) -> tuple[Arrays, float]:
+    """(stage, count, flag, place of the newest columns; unit_us)."""
+    rows = view.timeline.columns[-columns:]
+    top = int(rows["stages_ns"].max(initial=0))
+    unit = max(1.0, top / 1000 / 65535)
+    mine = rows["sequence"] == max(view.prose.sequence, 0)
+    flag = (rows["phase"] == Phase.PREFILL) | (rows["gap"] > 0).astype("u1") << 1 | mine.astype("u1") << 2
+    counts = np.stack([rows["faults"], rows["hits"], rows["evictions"]], axis=1)
+    arrays = {"stage": np.rint(rows["stages_ns"] / (1000 * unit)).astype("u2"), "count": smallest(counts)}
+    return arrays | {"flag": flag.astype("u1"), "place": smallest(rows["position"], "u2")}, unit
+
+
+def slots(view: RunView) -> Arrays:
+    pool = view.slots
+    used = pool.sequence >= 0  # now or before
+    last = int(np.flatnonzero(used)[-1]) + 1 if used.any() else 0
+    last += last % 2
+    kind = np.where(pool.owner < 0, 1, 2 + pool.layer * view.n_experts + pool.owner)
+    owner = np.where(used, kind + np.where(pool.free, freed(view), 0), 0)[:last]
+    size = pool.slot_size or max(1, int(pool.fill.max(initial=0)))
+    fill = np.minimum(-(-pool.fill[:last] * 15 // size), 15).astype("u1")
+    if len(owner) < last:  # an odd pool, full to its end
+        owner, fill = np.append(owner, 0), np.append(fill, np.uint8(0))
+    return {"owner": smallest(owner, "u2"), "fill": fill[0::2] | fill[1::2] << 4}
+
+
+def freed(view: RunView) -> int:
+    """What is added to the owner of a slot that is free again."""
+    return 1 << 15 if view.layers * view.n_experts + 2 < 1 << 15 else 1 << 31
+
+
+def routes(view: RunView, pieces: Pieces) -> np.ndarray:
+    route = pieces.route if view.layers * view.top_k <= 64 else pieces.route[:, :, :1]
+    narrow = "u1" if view.n_experts < 255 else "u2"
+    return np.where(route == NO_EXPERT, np.iinfo(narrow).max, route).astype(narrow)
+
+
+def figures(view: RunView) -> dict[str, Any]:
+    """What the tiles say, as plain numbers; None where it is not known."""
+    time, experts = view.timeline, view.experts
+    latency = time.latency()
+    first, recent, whole = time.first_token_ms(), time.hit_rate(64), time.hit_rate()
+    return {
+        "decoded": time.decoded,
+        "prompt": time.prompt_tokens,
+        "rate": round(time.tokens_per_s(), 2),
+        "ms": [round(v, 3) for v in latency[1:]],
+        "ttft": None if first is None else round(first, 2),
+        "prompt_rate": round(time.prompt_rows / (time.prompt_ns / 1e9), 1) if time.prompt_ns else None,
+        "hits": None if recent is None else round(recent, 4),
+        "hits_all": None if whole is None else round(whole, 4),
+        "faults": time.faults,
+        "read": time.bytes_read,
+        "resident": int(experts.resident.sum()),
+        "resident_bytes": view.resident_bytes,
+        "budget": view.budget_bytes,
+        "total": view.about.get("experts_total_bytes"),
+        "kv": [view.slots.used, len(view.slots.sequence), view.slots.peak],
+        "window": experts.window,
+        "missed": view.missing,
+        "sequences": time.started,
+    }
+
+
+def board_frame(view: RunView, state: dict[str, Any], after: int) -> tuple[bytes, int]:
+    """(block, position of the newest piece of text in it). `after`: the last piece that was sent already."""
+    pieces = view.prose.after(after, PIECES)
+    cell, peak = cells(view)
+    columns, unit = strip(view)
+    bins, end = view.timeline.histogram()
+    header = {
+        **state,
+        **figures(view),
+        "L": view.layers,
+        "E": view.n_experts,
+        "k": view.top_k,
+        "peak": round(peak, 4),
+        "freed": freed(view),
+        "unit_us": unit,
+        "ms_end": end,
+        "gaps": [int(n) for n in view.timeline.columns["gap"][-COLUMNS:] if n],
+        "text": prose_header(view, pieces),
+    }
+    arrays = {"cell": cell, **columns, **slots(view), "bins": np.minimum(bins, 65535).astype("u2")}
+    arrays["route"] = routes(view, pieces)
+    return pack(header, arrays), pieces.position[-1] if pieces.position else after
+
+
+def prose_header(view: RunView, pieces: Pieces) -> dict[str, Any]:
+    before = view.prose.before(pieces.position[0]) if pieces.position else None
+    return {
+        "epoch": view.epoch,
+        "sequence": view.prose.sequence,
+        "before": before,
+        "at": pieces.position,
+        "piece": pieces.text,
+    }
+
+
+def prose_block(view: RunView) -> bytes:
+    """All the text that is kept, in the same form: header.text and route only."""
+    pieces = view.prose.after(-1)
+    text = prose_header(view, pieces) | {"prompt": view.prompt}
+    header = {"L": view.layers, "E": view.n_experts, "k": view.top_k, "text": text}
+    return pack(header, {"route": routes(view, pieces)})

@@ -1,0 +1,68 @@
+"""The newest rows of a stream that never ends, as one contiguous array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from colibri_lab.events import TOKEN
+from colibri_lab.trace import Batch
+
+
+class History:
+    """Keeps the last `size` rows; appending costs the rows appended, and now and then one move of the rows kept."""
+
+    def __init__(self, size: int, dtype: Any, shape: tuple[int, ...] = ()) -> None:
+        self.size, self._end, self.total = size, 0, 0
+        self._buffer = np.zeros((2 * size, *shape), dtype)
+
+    def append(self, rows: np.ndarray) -> None:
+        self.total += len(rows)
+        rows = rows[-self.size :]
+        if self._end + len(rows) > len(self._buffer):
+            kept = self.rows[len(rows) :] if self._end >= self.size else self.rows
+            self._buffer[: len(kept)] = kept.copy()
+            self._end = len(kept)
+        self._buffer[self._end : self._end + len(rows)] = rows
+        self._end += len(rows)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """A view [at most size, ...], oldest first; good until the next append."""
+        return self._buffer[max(0, self._end - self.size) : self._end]
+
+
+class Rows:
+    """The newest token rows with what lies beside them: tokens TOKEN [n], route u2 [n, L, k], weight f2 [n, L, k]."""
+
+    def __init__(self, layers: int, top_k: int, size: int = 2048) -> None:
+        self._tokens = History(size, TOKEN)
+        self._route, self._weight = (History(size, dtype, (layers, top_k)) for dtype in ("u2", "f2"))
+
+    def take(self, batch: Batch) -> None:
+        self._tokens.append(batch.tokens)
+        self._route.append(batch.route)
+        self._weight.append(batch.weight)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self._tokens.rows
+
+    @property
+    def route(self) -> np.ndarray:
+        return self._route.rows
+
+    @property
+    def total(self) -> int:
+        return self._tokens.total
+
+    def find(self, sequence: int, positions: np.ndarray) -> np.ndarray:
+        """Index into rows of each position of a sequence, -1 where the row is gone or not there yet; int [n]."""
+        mine = np.flatnonzero(self.tokens["sequence"] == sequence)
+        if not len(mine) or not len(positions):
+            return np.full(len(positions), -1)
+        have = self.tokens["position"][mine].astype("i8")
+        order = np.argsort(have, kind="stable")
+        at = np.minimum(np.searchsorted(have[order], positions), len(have) - 1)
+        return np.where(have[order][at] == positions, mine[order][at], -1)

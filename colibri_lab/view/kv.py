@@ -1,0 +1,75 @@
+"""The KV slot pool: who owns each slot and how full it is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from colibri_lab.events import SlotKind
+from colibri_lab.trace import Batch
+
+_KEPT = 256  # newest sequences whose fill is remembered
+
+
+class SlotView:
+    """sequence, layer and owner of each slot, int [S]: the last ones where `free`; sequence is -1 where never used.
+
+    Owner -1 is a shared base slot.
+    """
+
+    def __init__(self, slots: int = 0, slot_size: int = 0) -> None:
+        self.slot_size = slot_size
+        self.sequence, self.layer, self.owner = (np.full(slots, -1, "i8") for _ in range(3))
+        self.free = np.ones(slots, bool)
+        self.peak, self.missing = 0, 0
+        self._used = 0
+        self._fill: dict[int, np.ndarray] = {}  # per sequence: rows written to each slot
+
+    def take(self, batch: Batch) -> None:
+        self.missing += batch.missing.get("slots", 0)
+        for _, kind, slot, sequence, layer, owner in batch.slots.tolist():
+            self._grow(slot + 1)
+            was = self.free[slot]
+            if kind == SlotKind.ALLOC:
+                self.sequence[slot], self.layer[slot], self.owner[slot] = sequence, layer, owner
+                self.free[slot] = False
+            elif self.sequence[slot] == sequence:
+                self.free[slot] = True
+            self._used += int(was) - int(self.free[slot])
+            self.peak = max(self.peak, self._used)
+        if len(batch.tokens):
+            self._take_rows(batch)
+
+    def _take_rows(self, batch: Batch) -> None:
+        for sequence in np.unique(batch.tokens["sequence"]).tolist():
+            slots = batch.slot[batch.tokens["sequence"] == sequence].ravel()
+            slots = slots[slots >= 0]
+            self._grow(int(slots.max(initial=-1)) + 1)
+            counts = np.bincount(slots, minlength=len(self.sequence))
+            have = self._fill.get(sequence, np.zeros(0, "i8"))
+            counts[: len(have)] += have
+            self._fill[sequence] = counts
+        for old in sorted(self._fill)[:-_KEPT]:
+            del self._fill[old]
+
+    def _grow(self, slots: int) -> None:
+        more = slots - len(self.sequence)
+        if 0 < more and slots <= 1 << 24:
+            self.sequence, self.layer, self.owner = (
+                np.concatenate([a, np.full(more, -1, "i8")]) for a in (self.sequence, self.layer, self.owner)
+            )
+            self.free = np.concatenate([self.free, np.ones(more, bool)])
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    @property
+    def fill(self) -> np.ndarray:
+        """Rows that the (last) owning sequence wrote to each slot, int64 [S]."""
+        out = np.zeros(len(self.sequence), "i8")
+        for sequence in np.unique(self.sequence).tolist():
+            counts = self._fill.get(sequence)
+            if counts is not None:
+                mine = np.flatnonzero(self.sequence[: len(counts)] == sequence)
+                out[mine] = counts[mine]
+        return out

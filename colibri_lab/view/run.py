@@ -1,0 +1,89 @@
+"""All that the board and the report show of one run: a fold over Batches, the same for any way of batching them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colibri_lab.trace import Batch, Source
+from colibri_lab.view.experts import ExpertView
+from colibri_lab.view.history import Rows
+from colibri_lab.view.kv import SlotView
+from colibri_lab.view.prose import ProseView
+from colibri_lab.view.timeline import Timeline
+
+
+class RunView:
+    """`about` is engine.describe(); without it the sizes that it holds (slots, budget) stay unknown and unshown."""
+
+    def __init__(self, layers: int, experts: int, top_k: int, about: dict[str, Any] | None = None) -> None:
+        self.layers, self.n_experts, self.top_k = layers, experts, top_k
+        self.about: dict[str, Any] = dict(about or {})
+        self.rows = Rows(layers, top_k)
+        self.experts = ExpertView(layers, experts, top_k)
+        self.slots = SlotView(int(self.about.get("kv_slots") or 0), int(self.about.get("kv_slot_size") or 0))
+        self.timeline = Timeline()
+        self.prose = ProseView(self.rows, layers, top_k)
+        self.facts: dict[str, Any] = {}
+        self.events = self.missing = 0
+        self.epoch = 0  # counts how often a recorded run began anew
+
+    @classmethod
+    def of(cls, source: Source, about: dict[str, Any] | None = None) -> RunView:
+        """All that a source still holds."""
+        view = cls(source.layers, source.experts, source.top_k, about or source.facts.get("model"))
+        view.drain(source, source.cursor())
+        return view
+
+    def drain(self, source: Source, cursor: Any) -> int:
+        """Takes what is new, to the end; returns how many events that were, the missed ones with them."""
+        before = self.events + self.missing
+        while True:
+            batch = source.read(cursor)
+            if not len(batch) and not batch.dropped:
+                break
+            self.take(batch)
+            if source.live:  # what a live source writes meanwhile is for the next time
+                break
+        return self.events + self.missing - before
+
+    def take(self, batch: Batch) -> None:
+        self.events += len(batch)
+        self.missing += batch.dropped
+        for key, value in batch.notes:
+            self.facts[key] = value
+            if key in ("model", "settings") and isinstance(value, dict):
+                self.about.update({k: v for k, v in value.items() if v is not None})
+        self.rows.take(batch)
+        self.experts.take(batch)
+        self.slots.take(batch)
+        self.timeline.take(batch)
+        self.prose.take(batch)
+
+    @property
+    def prompt(self) -> str:
+        """Of the sequence whose text is shown, where it is known."""
+        said = self.facts.get("prompt")
+        mine = isinstance(said, dict) and said.get("sequence") == self.prose.sequence
+        return str(said.get("text", "")) if mine and isinstance(said, dict) else ""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return str(self.about.get("model") or "a run")
+
+    def line(self) -> str:
+        """The model in one line."""
+        parts = [self.name, f"{self.layers} x {self.n_experts} experts, top-{self.top_k}"]
+        parts += [str(self.about[key]) for key in ("quantize", "backend") if self.about.get(key)]
+        return " · ".join(parts) + (f" {self.about['isa']}" if self.about.get("isa") else "")
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The expert cache budget in force, as far as it was told."""
+        value = self.about.get("expert_cache_bytes")
+        return int(value) if value else None
+
+    @property
+    def resident_bytes(self) -> int | None:
+        size = self.about.get("expert_bytes")
+        return int(self.experts.resident.sum()) * int(size) if size else None

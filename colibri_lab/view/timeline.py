@@ -1,0 +1,165 @@
+"""What each token cost: one column a sampled token, percentiles, time to first token, tokens/s."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from colibri_lab.events import Phase, SequenceKind
+from colibri_lab.trace import Batch
+from colibri_lab.view.history import History
+
+STAGES = ("experts", "attention", "I/O wait", "head", "other")
+COLUMN = np.dtype(
+    [
+        ("t_ns", "u8"),
+        ("sequence", "u4"),
+        ("position", "u4"),
+        ("phase", "u1"),
+        ("rows", "u2"),
+        ("latency_ns", "u8"),
+        ("stages_ns", "u8", (5,)),  # the row's share of each of STAGES
+        ("faults", "u2"),
+        ("hits", "u2"),
+        ("evictions", "u2"),
+        ("bytes_read", "u8"),
+        ("gap", "u4"),  # rows missed just before this one
+    ]
+)
+COLUMNS, LATENCIES, _SEQUENCES = 2048, 8192, 256
+
+
+class Latency(NamedTuple):
+    """Milliseconds a decoded token, over the newest 8192 of them; n is how many there are."""
+
+    n: int
+    p50: float
+    p95: float
+    p99: float
+    longest: float
+
+
+class Timeline:
+    """Prompt rows are told apart: each prefill step is one column, and none of them counts as a decoded token."""
+
+    def __init__(self) -> None:
+        self._columns = History(COLUMNS, COLUMN)
+        self._decode_ns, self._sampled_ns = History(LATENCIES, "u8"), History(LATENCIES, "u8")
+        self._start: dict[int, tuple[int, int]] = {}  # sequence: (t_ns, prompt tokens)
+        self._first: dict[int, int] = {}  # sequence: t_ns of its first sampled token
+        self.finished: dict[int, int] = {}  # sequence: reason
+        self._pending_gap = 0
+        self.missing = self.decoded = self.prompt_rows = self.prompt_ns = 0
+        self.faults = self.hits = self.evictions = self.bytes_read = self.last_ns = self.started = 0
+
+    def take(self, batch: Batch) -> None:
+        for t, kind, sequence, prompt, detail in batch.sequences.tolist():
+            if kind == SequenceKind.START:
+                self._start[sequence] = (t, prompt)
+                self.started += 1
+            else:
+                self.finished[sequence] = detail
+        lost = batch.missing.get("tokens", 0)
+        self.missing += lost
+        self._pending_gap += lost
+        if len(batch.tokens):
+            self._take_rows(batch.tokens)
+        for known in (self._start, self._first, self.finished):
+            for old in sorted(known)[:-_SEQUENCES]:
+                del known[old]
+
+    def _take_rows(self, rows: np.ndarray) -> None:
+        decode = rows["phase"] == Phase.DECODE
+        self.decoded += int(decode.sum())
+        self.prompt_rows += int((~decode).sum())
+        self.prompt_ns += int(rows["latency_ns"][~decode].sum())
+        for name in ("faults", "hits", "evictions", "bytes_read"):
+            setattr(self, name, getattr(self, name) + int(rows[name].sum(dtype="u8")))
+        self.last_ns = max(self.last_ns, int(rows["t_ns"].max()))
+        self._decode_ns.append(rows["latency_ns"][decode])
+        sampled = rows[rows["token"] >= 0]
+        self._sampled_ns.append(sampled["t_ns"])
+        for sequence, t in zip(sampled["sequence"].tolist(), sampled["t_ns"].tolist(), strict=True):
+            self._first[sequence] = min(t, self._first.get(sequence, t))
+        shown = np.flatnonzero(decode | (rows["token"] >= 0) | (rows["faults"] + rows["hits"] > 0))
+        if len(shown):
+            self._columns.append(self._make(rows[shown]))
+
+    def _make(self, rows: np.ndarray) -> np.ndarray:
+        out = np.zeros(len(rows), COLUMN)
+        for name in ("t_ns", "sequence", "position", "phase", "rows", "latency_ns", "faults", "hits", "evictions"):
+            out[name] = rows[name]
+        out["bytes_read"] = rows["bytes_read"]
+        stages = out["stages_ns"]
+        for i, name in enumerate(("experts_ns", "attention_ns", "io_ns", "head_ns")):
+            stages[:, i] = rows[name]
+        # a decoded row's latency is its step's: only its share of it is in the row's stages
+        decode = rows["phase"] == Phase.DECODE
+        whole = np.where(decode, rows["latency_ns"] // np.maximum(rows["rows"], 1), rows["latency_ns"])
+        known = stages[:, :4].sum(axis=1)
+        stages[:, 4] = np.where(whole > known, whole - np.minimum(known, whole), 0)
+        out["gap"][0], self._pending_gap = self._pending_gap, 0
+        return out
+
+    @property
+    def columns(self) -> np.ndarray:
+        """COLUMN [at most 2048], oldest first."""
+        return self._columns.rows
+
+    @property
+    def decode_ms(self) -> np.ndarray:
+        """float64 [at most 8192]"""
+        return self._decode_ns.rows / 1e6
+
+    def latency(self) -> Latency:
+        ms = self.decode_ms
+        if not len(ms):
+            return Latency(0, 0.0, 0.0, 0.0, 0.0)
+        p50, p95, p99 = np.percentile(ms, (50, 95, 99)).tolist()
+        return Latency(self.decoded, p50, p95, p99, float(ms.max()))
+
+    def histogram(self, bins: int = 48) -> tuple[np.ndarray, float]:
+        """(counts int64 [bins] from 0 to the returned end in ms, the longer ones in the last bin)."""
+        ms, known = self.decode_ms, self.latency()
+        end = _nice(min(known.p99 * 1.3, known.p95 * 2.5)) if known.p99 > 0 and known.p95 > 0 else 1.0
+        at = np.minimum((ms * (bins / end)).astype("i8"), bins - 1)
+        return np.bincount(at, minlength=bins), end
+
+    def first_token_ms(self) -> float | None:
+        """Time to first token of the newest sequence that has one; None before there is any."""
+        known = [s for s in self._first if s in self._start and self._first[s] >= self._start[s][0]]
+        if not known:
+            return None
+        newest = max(known, key=lambda s: (self._start[s][0], s))
+        return (self._first[newest] - self._start[newest][0]) / 1e6
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of the newest sequence."""
+        return max(self._start.values())[1] if self._start else None
+
+    def tokens_per_s(self, seconds: float = 2.0) -> float:
+        """Sampled tokens a second over the last `seconds` of the run's own clock, from the newest start on."""
+        t = self._sampled_ns.rows
+        if self._start:
+            t = t[t >= max(self._start.values())[0]]
+        if len(t) < 2:
+            return 0.0
+        t = t[t + np.uint64(int(seconds * 1e9)) >= t[-1]]
+        span = int(t[-1] - t[0])
+        return float((t > t[0]).sum() / (span / 1e9)) if span else 0.0
+
+    def hit_rate(self, columns: int | None = None) -> float | None:
+        """Expert hits over all expert reads, of the whole run or of the last columns; None where there were none."""
+        hits, faults = self.hits, self.faults
+        if columns is not None:
+            last = self.columns[-columns:]
+            hits, faults = int(last["hits"].sum(dtype="u8")), int(last["faults"].sum(dtype="u8"))
+        return hits / (hits + faults) if hits + faults else None
+
+
+def _nice(value: float) -> float:
+    """The least of 1, 1.5, 2, 3, 4, 5, 6, 8 times a power of ten that is not below value."""
+    power = 10.0 ** np.floor(np.log10(value))
+    return float(next((m * power for m in (1, 1.5, 2, 3, 4, 5, 6, 8) if m * power >= value * 0.9999), 10 * power))

@@ -1,0 +1,147 @@
+"""The board: one anywidget that draws frames of bytes and sends small messages back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from colibri_lab.view.frame import board_frame, prose_block
+from colibri_lab.view.run import RunView
+from colibri_lab.widgets.ticker import Ticker
+
+_HERE = Path(__file__).parent
+_SCRIPTS = ("colours", "frame", "panel", "experts", "time", "slots", "latency", "prose", "tiles", "controls", "board")
+_PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
+
+# a control that every board has: it changes the view, not the engine
+WINDOW = {
+    "name": "window",
+    "label": "share over the last",
+    "unit": "tokens",
+    "min": 8,
+    "max": 1024,
+    "step": 8,
+    "scale": 1,
+}
+WINDOW |= {"help": "how many tokens the expert map looks back"}
+State = dict[str, Any]
+
+
+class Board(anywidget.AnyWidget):
+    """`frame` is the last picture, `prose` the text before it: with both a page that is loaded again shows the same.
+
+    feed(): takes new events into the view, returns how many. state(): what the picture says beside the view's figures.
+    act(message): what a person did, {"do": "start" | "pause" | "resume" | "stop" | "set", ...}; runs on the kernel's
+    main thread, what it raises is shown on the board.
+    """
+
+    _esm = "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
+    _css = (_HERE / "board.css").read_text(encoding="utf-8")
+    frame = traitlets.Bytes(b"").tag(sync=True)
+    prose = traitlets.Bytes(b"").tag(sync=True)
+    controls: Any = traitlets.List([]).tag(sync=True)
+    can: Any = traitlets.List([]).tag(sync=True)
+    prompt = traitlets.Unicode("").tag(sync=True)
+    max_tokens = traitlets.Int(200).tag(sync=True)
+
+    def __init__(
+        self,
+        view: RunView,
+        feed: Callable[[], int],
+        state: Callable[[], State],
+        act: Callable[[State], None],
+        hz: float = 8,
+        **traits: Any,
+    ) -> None:
+        super().__init__(**traits)
+        self.view = view
+        self.updates = 0
+        self._next: RunView | None = None
+        self._feed, self._state, self._act = feed, state, act
+        self._lock = threading.RLock()
+        self._said: State | None = None
+        self._sent = (-2, -1)  # sequence and position of the last piece of text that was sent
+        self._stale = True
+        self._prose_at, self._prompt = 0.0, ""
+        self._trouble = ""
+        self.on_msg(self._message)
+        self._ticker = Ticker(self.tick, hz)
+        self.tick()
+
+    @property
+    def hz(self) -> float:
+        return self._ticker.hz
+
+    @hz.setter
+    def hz(self, value: float) -> None:
+        self._ticker.hz = value
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended the ticker, if anything."""
+        return self._ticker.error
+
+    def ask(self, prompt: str, max_tokens: int) -> None:
+        """Shows a prompt in the box where a person types the next one."""
+        with self._lock:  # the ticker may be in the middle of a message
+            self.prompt, self.max_tokens = prompt, max_tokens
+
+    def show(self, view: RunView) -> None:
+        """Begins anew with another view (a replay that starts again)."""
+        self._next = view  # taken over by the next tick: no lock here, the caller may hold its own
+
+    def tick(self) -> bool:
+        """Draws what is new, if anything; True where something was sent. Any thread."""
+        with self._lock:
+            new, state = self._feed(), self._state()
+            if self._next is not None:
+                self.view, self._next, self._stale, self._sent = self._next, None, True, (-2, -1)
+            if self._trouble and not state.get("error"):
+                state["error"] = self._trouble
+            if not new and not self._stale and state == self._said:
+                return False
+            # a picture that stands still is saved with all of its text
+            rests = state["state"] != "generating" and (self._said or {}).get("state") != state["state"]
+            self._said = state
+            sequence = self.view.prose.sequence
+            after = self._sent[1] if sequence == self._sent[0] else -1
+            block, last = board_frame(self.view, state, after)
+            old = time.monotonic() - self._prose_at > _PROSE_EVERY_S and last != after
+            with self.hold_sync():
+                self.frame = block
+                if self._stale or rests or old or sequence != self._sent[0] or self.view.prompt != self._prompt:
+                    self.prose, self._prompt = prose_block(self.view), self.view.prompt
+                    self._prose_at = time.monotonic()
+            self._sent, self._stale = (sequence, last), False
+            self.updates += 1
+            return True
+
+    def _message(self, _: Any, content: State, __: Any) -> None:
+        what = content.get("do")
+        with self._lock:
+            self._trouble = ""
+            if what == "hello":  # a page was opened, or it missed a piece of text
+                self._stale = True
+                return
+        try:
+            if what == "set" and content.get("name") == "window":
+                self.view.experts.window = int(content["value"])
+            else:
+                self._act(content)
+        except Exception as error:  # a person looks at the board, not at a log
+            self._trouble = f"{type(error).__name__}: {error}"
+        with self._lock:
+            self._stale = True
+
+    def close(self) -> None:
+        """Ends the ticker and the widget; idempotent."""
+        self._ticker.stop()
+        if self.comm is not None:
+            self.layout.close()  # a widget of its own, that would stay in the notebook
+        super().close()

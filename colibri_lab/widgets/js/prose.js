@@ -1,0 +1,90 @@
+// The text as it comes, each token tinted by its first expert in one layer. Nodes are added, never rebuilt.
+class ProsePanel {
+  constructor(board) {
+    this.board = board; this.revision = -1; this.nodes = new Map(); this.shown = -1;
+    Object.assign(this, card("prose", "Text"));
+    this.layer = h("select", {"aria-label": "layer that tints the text"});
+    this.sub.append("tint: first expert of ", this.layer);
+    this.text = h("div", {class: "cl-text", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "generated text"});
+    this.prompt = h("span", {class: "cl-prompt"});
+    this.cursor = h("span", {class: "cl-cursor", "aria-hidden": "true"}, "▍");
+    this.text.append(this.prompt, this.cursor);
+    this.body.append(this.text);
+    this.layer.addEventListener("change", () => { this.tintAll(); board.redraw(); });
+    this.text.addEventListener("pointerover", (e) => {
+      const at = e.target.dataset && e.target.dataset.at;
+      board.setFocus(at ? {kind: "token", at: Number(at)} : null);
+    });
+    this.text.addEventListener("pointerleave", () => board.setFocus(null));
+    this.text.addEventListener("blur", () => board.setFocus(null));
+    this.text.addEventListener("keydown", (e) => this.key(e));
+  }
+  key(e) {
+    const pieces = this.board.story.pieces, step = {ArrowLeft: -1, ArrowRight: 1}[e.key];
+    if (e.key === "Escape") this.board.setFocus(null);
+    if (!step || !pieces.length) return;
+    const at = this.board.focus, now = at && at.kind === "token" ? pieces.findIndex((p) => p.at === at.at) : pieces.length;
+    const next = pieces[Math.max(0, Math.min(pieces.length - 1, now + step))];
+    this.board.setFocus({kind: "token", at: next.at});
+    e.preventDefault(); e.stopPropagation();
+  }
+  expert(piece) {
+    const v = piece.route[this.tint * piece.k];
+    return v === undefined || v === piece.none ? -1 : v;
+  }
+  paint(node, piece) {
+    const expert = this.expert(piece);
+    node.style.background = expert < 0 ? "" : rgba(OKABE[expert % 8], this.board.dark ? 0.3 : 0.22);
+  }
+  tintAll() {
+    this.tint = Number(this.layer.value || 0);
+    for (const piece of this.board.story.pieces) { const node = this.nodes.get(piece.at); if (node) this.paint(node, piece); }
+  }
+  draw(f) {
+    if (this.layer.options.length !== f.L) {
+      this.layer.replaceChildren(...Array.from({length: f.L}, (_, i) => h("option", {value: i}, `layer ${i}`)));
+      this.layer.value = String(Math.min(f.L - 1, Math.round(f.L * 0.6))); this.tint = Number(this.layer.value);
+    }
+    const story = this.board.story, low = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 30;
+    if (story.revision !== this.revision) {
+      this.revision = story.revision; this.nodes.forEach((node) => node.remove()); this.nodes.clear(); this.shown = -1;
+    }
+    put(this.prompt, story.prompt);
+    let added = false;
+    for (const piece of story.pieces) {
+      if (piece.at <= this.shown) continue;
+      const node = h("span", {class: "cl-piece", "data-at": piece.at}, piece.text);
+      this.paint(node, piece);
+      this.cursor.before(node); this.nodes.set(piece.at, node); this.shown = piece.at; added = true;
+    }
+    const first = story.pieces.length ? story.pieces[0].at : 0;
+    if (this.nodes.size > story.pieces.length) for (const [at, node] of this.nodes) if (at < first) { node.remove(); this.nodes.delete(at); }
+    this.cursor.hidden = f.state !== "generating";
+    if (added && low) this.text.scrollTop = this.text.scrollHeight;
+    this.marks(f);
+  }
+  marks(f) {
+    const at = this.board.focus, story = this.board.story;
+    let count = 0, chosen = null;
+    for (const piece of story.pieces) {
+      const node = this.nodes.get(piece.at);
+      if (!node) continue;
+      const on = at && (at.kind === "token" ? at.at === piece.at : at.kind === "expert" && visits(piece, at.layer, at.expert));
+      if (on) { count++; chosen = piece; }
+      node.classList.toggle("on", Boolean(on));
+    }
+    let says = "";
+    if (at && at.kind === "expert" && story.pieces.length) says = `${many(count, "token")} of this text went to it`;
+    if (at && at.kind === "token" && chosen) says = `token ${chosen.at} ${JSON.stringify(chosen.text)}: ` + this.route(chosen);
+    put(this.readout, says);
+    const seen = new Map();
+    for (const piece of story.pieces) { const e = this.expert(piece); if (e >= 0) seen.set(e, (seen.get(e) || 0) + 1); }
+    const top = [...seen].sort((a, b) => b[1] - a[1] || a[0] - b[0]).slice(0, 6);
+    setLegend(this.legend, top.map(([e, n]) => [`expert ${e}: ${n}`, rgba(OKABE[e % 8], 0.55)]));
+  }
+  route(piece) {
+    const parts = [];
+    for (let l = 0; l * piece.k < piece.route.length && l < 12; l++) parts.push([...piece.route.subarray(l * piece.k, (l + 1) * piece.k)].map((e) => (e === piece.none ? "–" : e)).join("+"));
+    return `experts by layer ${parts.join("  ")}`;
+  }
+}

@@ -1,0 +1,121 @@
+"""A recorded run on the board, at the speed of the run or another."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from colibri_lab.telemetry import replay
+from colibri_lab.view.report import figure, report
+from colibri_lab.view.run import RunView
+from colibri_lab.widgets.board import WINDOW, Board
+
+
+class Player:
+    """Shows a trace: first all of it, then, after play(), as it happened. speed 1 is the speed of the run."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        hz: float,
+        bundle: Callable[[Board, str, str], dict[str, Any]],
+    ) -> None:
+        self.source = replay(path)
+        self.speed = 1.0
+        self._bundle = bundle
+        self._about = self.source.engine | {name: getattr(self.source, name) for name in ("layers", "experts", "top_k")}
+        self._lock = threading.RLock()
+        self._epoch = -1
+        self._at_ns = self._last = 0.0
+        self._mode = "recorded"  # recorded, replay, paused
+        self.view = self._fresh()
+        self.view.drain(self.source, self._cursor)
+        speed = {"name": "speed", "label": "speed", "unit": "x", "min": 0.25, "max": 8, "step": 0.25, "scale": 1}
+        can = ["start", "pause", "stop"]
+        self.board = Board(self.view, self._feed, self._state, self._act, hz, controls=[speed, WINDOW], can=can)
+
+    def _fresh(self) -> RunView:
+        self._cursor = self.source.cursor()
+        self._epoch += 1
+        view = RunView(self.source.layers, self.source.experts, self.source.top_k, self._about)
+        view.epoch = self._epoch
+        return view
+
+    def play(self, speed: float | None = None) -> None:
+        """From the beginning, or on from a pause; returns at once."""
+        with self._lock:
+            self.speed = speed or self.speed
+            if self._mode != "paused":
+                self.view, self._at_ns = self._fresh(), float(self.source.start_ns)
+                self.board.show(self.view)
+            self._mode, self._last = "replay", time.monotonic()
+
+    def pause(self) -> None:
+        with self._lock:
+            if self._mode == "replay":
+                self._mode = "paused"
+
+    def stop(self) -> None:
+        """To the end of the run."""
+        with self._lock:
+            self._mode = "recorded"
+
+    @property
+    def state(self) -> str:
+        """recorded (all of it is shown), replay or paused."""
+        return self._mode
+
+    @property
+    def error(self) -> Exception | None:
+        return self.board.error
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the run as one HTML file, as lab.report does."""
+        return report(RunView.of(self.source, self._about), path)
+
+    def close(self) -> None:
+        self.board.close()
+
+    def __repr__(self) -> str:
+        return f"<replay of {self.source.path.name}: {self.view.line()}, {self._mode}>"
+
+    def _repr_html_(self) -> str:
+        return figure(self.view)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return self._bundle(self.board, repr(self), self._repr_html_())
+
+    def _feed(self) -> int:
+        with self._lock:
+            if self._mode == "recorded":
+                return self.view.drain(self.source, self._cursor)
+            if self._mode == "paused":
+                return 0
+            now = time.monotonic()
+            self._at_ns += (now - self._last) * 1e9 * self.speed
+            self._last = now
+            batch = self.source.read_until(self._cursor, int(self._at_ns))
+            if self._at_ns >= self.source.end_ns:
+                self._mode = "recorded"
+            self.view.take(batch)
+            return len(batch) + batch.dropped
+
+    def _state(self) -> dict[str, Any]:
+        settings = {"speed": self.speed, "window": self.view.experts.window}
+        notes = "; ".join(self.source.trouble) or None
+        return {"state": self._mode, "model": self.view.line(), "settings": settings, "error": notes}
+
+    def _act(self, message: dict[str, Any]) -> None:
+        what = message["do"]
+        if what in ("start", "resume"):
+            self.play()
+        elif what in ("pause", "stop"):
+            getattr(self, what)()
+        elif what == "set" and message["name"] == "speed":
+            self.speed = min(max(float(message["value"]), 0.25), 8.0)
+        else:
+            raise ValueError(f"a recorded run knows no {what!r}")

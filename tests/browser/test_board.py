@@ -1,0 +1,205 @@
+"""What a person sees and does with the board in JupyterLab, on the real engine with the embedded model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from colibri_lab.telemetry import Recorder
+from tests.browser import lab
+from tests.widgets.fake import FakeEngine
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+IMPORT = "import colibri_lab\nmodel = colibri_lab.embedded_model()\n"
+IMPORT += "engine = colibri_lab.load(model, pace=40, expert_cache_bytes='4MiB')"
+SHOW = "lab = colibri_lab.connect(engine)\nlab"
+ASK = "lab.generate('Mr. Darcy was', max_tokens=900, temperature=0.8, seed=3)"
+
+
+@pytest.fixture()
+def board(page, server, request):
+    """A notebook whose first two cells ran: the engine is loaded, the board is there. page.first_view: seconds."""
+    cells = [IMPORT, SHOW, ASK, "print('frames', lab.engine.counters()['pager']['frames'], lab.error)"]
+    lab.open_notebook(page, server, server.notebook(f"{request.node.name}.ipynb", *cells))
+    lab.run_cell(page, 0)
+    lab.ran(page, 0)
+    lab.run_cell(page, 1)
+    begin = time.monotonic()
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    page.first_view = time.monotonic() - begin
+    yield page
+    assert lab.foreign(page) == []
+
+
+def shot(page, name: str) -> None:
+    """A picture of the board, kept where COLIBRI_SHOTS says (the pictures in docs/ are made so)."""
+    folder = os.environ.get("COLIBRI_SHOTS")
+    if folder:
+        page.locator(lab.BOARD).screenshot(path=str(Path(folder) / f"{name}.png"))
+
+
+def button(page, name: str):
+    return page.locator(".cl-buttons button", has_text=name)
+
+
+def generate(page) -> None:
+    lab.run_cell(page, 2)
+    lab.until(lambda: lab.data(page, "state") == "generating", 5, "generation starts")
+
+
+def test_first_view_and_rate(board):
+    assert board.first_view < 3
+    generate(board)
+    time.sleep(1)
+    before, draws, begin = int(lab.data(board, "updates")), int(lab.data(board, "draws")), time.monotonic()
+    time.sleep(4)
+    seconds = time.monotonic() - begin
+    assert (int(lab.data(board, "updates")) - before) / seconds >= 7
+    assert (int(lab.data(board, "draws")) - draws) / seconds >= 7
+    assert board.locator(".cl-piece").count() > 100
+
+
+def test_pause_resume_and_stop(board):
+    generate(board)
+    time.sleep(1)
+    button(board, "Pause").click()
+    assert lab.until(lambda: lab.data(board, "state") == "paused", 2, "pause") < 0.5
+    lab.settle(board)
+    count = board.locator(".cl-piece").count()
+    time.sleep(0.7)
+    assert board.locator(".cl-piece").count() == count
+    button(board, "Resume").click()
+    lab.until(lambda: board.locator(".cl-piece").count() > count, 2, "text goes on")
+    button(board, "Stop").click()
+    lab.until(lambda: lab.data(board, "state") == "idle", 2, "stop")
+    board.locator("textarea").fill("def main")
+    button(board, "Start").click()
+    lab.until(lambda: lab.data(board, "state") == "generating", 2, "start by button")
+    lab.until(lambda: board.locator(".cl-prompt").inner_text() == "def main", 2, "the new prompt is shown")
+
+
+def test_budget_slider_changes_the_engine_while_it_generates(board):
+    generate(board)
+    time.sleep(0.5)
+    memory = board.locator(".cl-tile-memory span")
+    assert memory.inner_text() == "of 4.00 MiB"
+    slider = board.get_by_label("experts in memory")
+    slider.press("Home")
+    lab.until(lambda: memory.inner_text() == "of 128 KiB", 1, "the engine's own budget changes")
+    assert lab.data(board, "state") == "generating"
+    lab.run_cell(board, 3)
+    board.get_by_text("frames 2 None").wait_for(timeout=10_000)
+    board.get_by_label("experts in memory").press("End")
+    lab.until(lambda: memory.inner_text() == "of 8.00 MiB", 1, "and back")
+
+
+def test_same_pixels_after_save_and_reload_and_without_a_kernel(board, server, request):
+    generate(board)
+    time.sleep(2)
+    button(board, "Stop").click()
+    lab.until(lambda: lab.data(board, "state") == "idle", 3, "stop")
+    lab.settle(board)
+    before, words = lab.pixels(board), board.locator(".cl-text").inner_text()
+    assert len(set(before)) == 4
+    lab.command(board, "docmanager:save")
+    board.wait_for_timeout(700)
+    name = f"{request.node.name}.ipynb"
+    lab.open_notebook(board, server, name)
+    board.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    lab.settle(board)
+    assert lab.pixels(board) == before
+    assert board.locator(".cl-text").inner_text() == words
+    assert board.locator(".cl-banner").first.is_hidden()
+    lab.command(board, "kernelmenu:shutdown")
+    board.wait_for_timeout(1000)
+    board.goto("about:blank")
+    lab.open_notebook(board, server, name)
+    board.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    lab.settle(board)
+    assert lab.pixels(board) == before
+    assert board.locator(".cl-text").inner_text() == words
+    board.get_by_text("this is the last picture").wait_for(timeout=5000)
+    assert button(board, "Start").is_disabled()
+
+
+def test_kernel_restart_is_said(board):
+    generate(board)
+    time.sleep(1)
+    board.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
+    board.locator(".jp-Dialog .jp-mod-accept").click()
+    board.get_by_text("The kernel was restarted").wait_for(timeout=15_000)
+    shot(board, "restarted")
+
+
+def test_pointer_and_keyboard_say_what_is_there(board):
+    generate(board)
+    time.sleep(2)
+    button(board, "Pause").click()
+    lab.until(lambda: lab.data(board, "state") == "paused", 2, "pause")
+    lab.settle(board)
+    experts = board.locator(".cl-experts canvas")
+    assert "8 layers of 16" in experts.get_attribute("aria-label")
+    experts.hover(position={"x": 300, "y": 80})
+    assert "% of the last 64 tokens" in board.locator(".cl-experts .cl-read").inner_text()
+    board.mouse.move(2, 2)
+    experts.focus()
+    for key, at in (("ArrowRight", "0, expert 0"), ("ArrowRight", "0, expert 1"), ("ArrowDown", "1, expert 1")):
+        board.keyboard.press(key)
+        board.locator(".cl-experts .cl-read", has_text=f"layer {at}: ").wait_for(timeout=1000)
+    time_strip = board.locator(".cl-time canvas")
+    time_strip.focus()
+    board.keyboard.press("ArrowLeft")
+    lab.until(lambda: "fault" in board.locator(".cl-time .cl-read").inner_text(), 1, "the strip's words")
+    assert board.locator(".cl-piece.on").count() == 1
+    board.keyboard.press("Escape")
+    lab.until(lambda: board.locator(".cl-piece.on").count() == 0, 1, "nothing is marked")
+    assert board.locator(".cl-slots canvas").get_attribute("role") == "img"
+    assert "P99" in board.locator(".cl-latency canvas").get_attribute("aria-label")
+
+
+def test_light_and_dark(board, tmp_path):
+    generate(board)
+    time.sleep(6)
+    colours = {}
+    for theme in ("Light", "Dark"):
+        lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=5000)
+        board.wait_for_timeout(800)
+        style = "(el) => [getComputedStyle(el).color, getComputedStyle(el.querySelector('.cl-card')).backgroundColor]"
+        colours[theme] = board.locator(lab.BOARD).evaluate(style)
+        shot(board, f"board_{theme.lower()}")
+    assert colours["Light"] != colours["Dark"]
+
+
+def test_a_recorded_run_plays_without_an_engine(page, server, request, tmp_path):
+    engine = FakeEngine(layers=24, experts=64, top_k=4, slots=2048)
+    with Recorder(engine.telemetry, tmp_path / "run.jsonl", engine.describe()):
+        engine.run(300)
+    cells = [f"import colibri_lab\nplayer = colibri_lab.replay({str(tmp_path / 'run.jsonl')!r})\nplayer"]
+    lab.open_notebook(page, server, server.notebook(f"{request.node.name}.ipynb", *cells))
+    lab.run_cell(page, 0)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    assert lab.data(page, "state") == "recorded"
+    assert "24 layers of 64" in page.locator(".cl-experts canvas").get_attribute("aria-label")
+    count = page.locator(".cl-piece").count()
+    assert count == 300
+    page.get_by_label("speed").press("Home")
+    button(page, "Play").click()
+    lab.until(lambda: lab.data(page, "state") == "replay", 3, "it plays")
+    lab.until(lambda: 0 < page.locator(".cl-piece").count() < count, 3, "from the beginning")
+    button(page, "Stop").click()
+    lab.until(lambda: page.locator(".cl-piece").count() == count, 3, "to the end")
+    shot(page, "replay")
+    assert lab.foreign(page) == []
+
+
+def test_a_missing_browser_names_the_package(monkeypatch):
+    from tests.browser.conftest import find_browser
+
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(pytest.fail.Exception, match="Debian package `chromium`"):
+        find_browser()

@@ -1,0 +1,95 @@
+"""The view against the real engine's own counters, with the embedded model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import colibri_lab
+from colibri_lab.view.run import RunView
+from colibri_lab.widgets.dashboard import connect
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with colibri_lab.load(colibri_lab.embedded_model(), threads=1, expert_cache_bytes="3MiB") as loaded:
+        yield loaded
+
+
+def test_the_view_says_what_the_engine_counts(engine):
+    view, cursor = RunView(8, 16, 2, engine.describe()), engine.telemetry.cursor()
+    prompts = ["Mr. Darcy was", "12 + 30 =", "def main"]
+    for i, _ in enumerate(engine.generate_batch(prompts, max_tokens=40, temperature=0.7, seed=1)):
+        if i == 60:
+            engine.settings.expert_cache_bytes = "2MiB"
+        if i % 7 == 0:
+            view.drain(engine.telemetry, cursor)
+    view.drain(engine.telemetry, cursor)
+    counters = engine.counters()
+    pager, timeline = counters["pager"], view.timeline
+    assert (timeline.faults, timeline.hits) == (pager["faults"], pager["hits"])
+    assert view.experts.evictions == pager["evictions"]
+    assert timeline.bytes_read == pager["bytes_read"]
+    assert int(view.experts.resident.sum()) == pager["experts_resident"]
+    assert view.slots.used == counters["kv"]["slots_used"] == 0
+    assert view.slots.peak == counters["kv"]["slots_peak"]
+    assert timeline.decoded == counters["engine"]["decode_tokens"]
+    assert timeline.prompt_rows == counters["engine"]["prefill_tokens"]
+    assert view.budget_bytes == pager["budget_bytes"] == 2 << 20
+    assert view.missing == 0
+    np.testing.assert_allclose(view.experts.share.sum(axis=1), 2)
+    columns = timeline.columns
+    decoded = columns[columns["phase"] == 1]
+    whole = decoded["latency_ns"] // decoded["rows"]
+    known = decoded["stages_ns"].sum(axis=1).astype("i8")
+    assert (abs(known - whole.astype("i8")) <= 0.05 * whole).all(), "a token's stages add up to its time"
+    assert timeline.first_token_ms() > 0
+
+
+def test_the_board_shows_the_session_s_text_and_prompt(engine, tmp_path):
+    lab = connect(engine)
+    lab.generate("Once upon a time", max_tokens=60, repetition_penalty=1.1)
+    assert lab.wait(60)
+    assert lab.error is None
+    assert lab.view.prose.text == lab.text
+    assert lab.view.prompt == "Once upon a time"
+    tokens = lab.session.tokens
+    pieces = lab.view.prose.after(-1)
+    shown = [token for token in tokens if token.text]
+    for token, route in zip(shown, pieces.route, strict=True):
+        np.testing.assert_array_equal(token.experts, route)
+    list(engine.generate("12 + 30 =", max_tokens=4))
+    lab.board.tick()
+    assert lab.view.prompt == "", "the text of another request has not this prompt"
+    assert lab.report(tmp_path / "r.html").stat().st_size > 20_000
+    lab.close()
+
+
+def test_pace_slows_the_rate_and_not_the_latency(engine):
+    lab = connect(engine)
+    lab.set("pace", 50)
+    lab.generate("Once", max_tokens=60)
+    assert lab.wait(60)
+    assert 30 < lab.view.timeline.tokens_per_s() < 55
+    lab.set("pace", None)
+    lab.close()
+
+
+def test_a_wrong_setting_is_said_and_the_engine_goes_on(engine):
+    lab = connect(engine)
+    lab.board._handle_custom_msg({"do": "set", "name": "expert_cache_bytes", "value": 5}, [])
+    lab.board.tick()
+    assert "expert_cache_bytes" in lab.board._said["error"]
+    lab.generate("a", max_tokens=3)
+    assert lab.wait(30)
+    assert lab.error is None
+    lab.close()
+
+
+def test_a_lab_without_telemetry_still_runs():
+    with colibri_lab.Lab(colibri_lab.embedded_model(), telemetry=False, threads=1) as lab:
+        lab.generate("a", max_tokens=5)
+        assert lab.wait(60)
+        assert lab.error is None
+        assert lab.board._said["made"] == 5
+        assert "<svg" in lab.figure()._repr_html_()
