@@ -33,7 +33,7 @@ _WHERE = {
     "replay": "widgets.dashboard",
     "report": "view.report",
 }
-__all__ = ["load", *_WHERE]  # noqa: PLE0604
+__all__ = ["load", *_WHERE]
 
 if TYPE_CHECKING:
     from .config import Config as Config

@@ -24,7 +24,9 @@ SAMPLES, SAMPLE = 16, 4096  # of each weight file, spread evenly: a retrained mo
 def ensure_converted(
     folder: Path | str, quantize: str = "int4", group_size: int = 32, *, progress: bool | Progress | None = None
 ) -> Path:
-    """The folder under the cache with `folder` converted; made now, with a progress bar on a terminal, if it is not there.
+    """The folder under the cache with `folder` converted.
+
+    Made now, with a progress bar on a terminal, if it is not there.
 
     Two processes may ask at once: one converts, the other waits and uses it. A damaged cache entry is made again.
     ModelError: what `convert` refuses, or a cache folder that cannot be written (COLIBRI_CACHE names another).
@@ -43,7 +45,8 @@ def ensure_converted(
         lock.acquire()
     except OSError as error:
         raise ModelError(
-            f"{home}: converted models cannot be kept there ({error.strerror}): set COLIBRI_CACHE to a folder that can be written, "
+            f"{home}: converted models cannot be kept there ({error.strerror}): set COLIBRI_CACHE "
+            f"to a folder that can be written, "
             "or run colibri-lab convert and load its output"
         ) from error
     try:

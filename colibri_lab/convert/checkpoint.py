@@ -1,7 +1,7 @@
 """A Hugging Face model folder: its config, and any rows of any tensor as float32, read one piece at a time.
 
-Files are opened by the path they are found under, never resolved first: in a Hub cache they are links into a folder of blobs
-whose names mean nothing, and siblings must be looked up beside the link.
+Files are opened by the path they are found under, never resolved first: in a Hub cache they are links into a folder
+of blobs whose names mean nothing, and siblings must be looked up beside the link.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,7 +35,7 @@ class Checkpoint:
         self.folder = Path(folder)
         self._fds: dict[str, int] = {}
         self._where: dict[str, tuple[int, Entry, Path]] = {}
-        self._sum = 0
+        self._sum, self._lock = 0, threading.Lock()
         if not self.folder.is_dir():
             hint = "pass the folder that holds it" if self.folder.is_file() else "no such folder"
             raise ModelError(f"{self.folder}: is not a model folder: {hint}")
@@ -76,14 +77,17 @@ class Checkpoint:
         return self._where[tensor][2] if tensor in self._where else self.folder
 
     def read(self, tensor: str, first: int, count: int, cols: int) -> F32:
-        """`count` rows of `cols` values from row `first`, float32 [count, cols]; the tensor is seen as rows one after another.
+        """`count` rows of `cols` values from row `first`, float32 [count, cols].
 
-        bf16 is widened bit by bit, so that subnormals survive. ModelError: file cut while open; NaN or Infinity among them.
+        The tensor is seen as rows one after another.
+
+        bf16 is widened bit by bit, so that subnormals survive. ModelError: file cut while open; NaN or Infinity among
+        them.
         """
         fd, entry, path = self._where[tensor]
         item = FLOATS[entry.dtype]
         raw = read_exactly(fd, entry.begin + first * cols * item, count * cols * item, str(path))
-        self.note(f"{tensor} {entry.dtype} {entry.shape} {first} {count}", raw)
+        self._note_rows(f"{tensor} {entry.dtype} {entry.shape}", first, raw, count)
         if entry.dtype == "BF16":
             wide = np.frombuffer(raw, "<u2").astype(np.uint32)
             wide <<= 16
@@ -96,14 +100,30 @@ class Checkpoint:
             raise ModelError(f"{path}: tensor {tensor!r} holds NaN or Infinity: the checkpoint is damaged")
         return values.reshape(count, cols)
 
-    def note(self, text: str, data: bytes | bytearray = b"") -> None:
-        """Make a text and some bytes part of the identity; the order of notes does not matter."""
-        digest = hashlib.sha256(text.encode() + b"\0")
-        digest.update(data)
-        self._sum = (self._sum + int.from_bytes(digest.digest(), "big")) % (1 << 256)
+    def note(self, text: str) -> None:
+        """Make a text part of the identity."""
+        self._add(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big"))
+
+    def _note_rows(self, text: str, first: int, raw: bytearray, count: int) -> None:
+        """Make rows part of the identity, each by itself, so that neither the order nor the size of reads matters."""
+        head, width, total = hashlib.sha256(text.encode()), len(raw) // count, 0
+        view = memoryview(raw)
+        for row in range(count):
+            digest = head.copy()
+            digest.update((first + row).to_bytes(8, "big"))
+            digest.update(view[row * width : (row + 1) * width])
+            total += int.from_bytes(digest.digest(), "big")
+        self._add(total)
+
+    def _add(self, number: int) -> None:
+        with self._lock:
+            self._sum = (self._sum + number) % (1 << 256)
 
     def identity(self) -> str:
-        """The name of this source, 64 hex digits, out of the SHA-256 of everything read and noted so far."""
+        """The name of this source, 64 hex digits: out of the SHA-256 of every row read and every text noted so far.
+
+        A sum over rows: reading a row twice counts twice, so every conversion must read the same rows equally often.
+        """
         return hashlib.sha256(self._sum.to_bytes(32, "big")).hexdigest()
 
     def close(self) -> None:
@@ -113,7 +133,9 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -139,14 +161,17 @@ def weight_files(folder: Path) -> list[str]:
         names = sorted(set(listed.values()))
         missing = [name for name in names if not os.path.lexists(folder / name)]
         if missing:
-            raise ModelError(f"{folder / missing[0]}: missing ({len(missing)} of {len(names)} shards are): fetch the model again")
+            raise ModelError(
+                f"{folder / missing[0]}: missing ({len(missing)} of {len(names)} shards are): fetch the model again"
+            )
         return names
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         if pickles:
             raise ModelError(
-                f"{folder / pickles[0]}: pickle weights can run code when read and are refused; make safetensors of them with "
+                f"{folder / pickles[0]}: pickle weights can run code when read and are refused; "
+                f"make safetensors of them with "
                 "transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
             )
         raise ModelError(f"{folder}: holds no weights ({SINGLE} or {INDEX} with its shards)")
@@ -156,5 +181,7 @@ def weight_files(folder: Path) -> list[str]:
             for number in range(1, min(count, 100_000) + 1):
                 shard = f"{stem}-{number:05d}-of-{match[3]}.safetensors"
                 if shard not in names:
-                    raise ModelError(f"{folder / shard}: missing, {name} says there are {count} shards: fetch the model again")
+                    raise ModelError(
+                        f"{folder / shard}: missing, {name} says there are {count} shards: fetch the model again"
+                    )
     return names

@@ -18,21 +18,25 @@ def read_facts(source: Checkpoint, expert_split: int | None) -> ModelSpec:
     """The spec as config.json has it. ModelError: unknown, dense, or not the stated number of experts."""
     spec = read_spec(source.config, str(source.config_path), source.generation)
     if expert_split is not None and expert_split != spec.experts:
-        raise ModelError(f"{source.config_path}: the model has {spec.experts} experts a layer, --expert-split says {expert_split}")
+        raise ModelError(
+            f"{source.config_path}: the model has {spec.experts} experts a layer, --expert-split says {expert_split}"
+        )
     return spec
 
 
 def resolve_tying(source: Checkpoint, spec: ModelSpec) -> ModelSpec:
     """The spec with `tied` as the weights have it.
 
-    tie_word_embeddings true and no head stored: tied. A head stored too: tied if it equals the embedding, else ModelWarning
-    and the stored head is used, as transformers does. Only a head stored: it is the embedding too. False: a head is needed.
+    tie_word_embeddings true and no head stored: tied. A head stored too: tied if it equals the embedding, else
+    ModelWarning and the stored head is used, as transformers does. Only a head stored: it is the embedding too.
+    False: a head is needed.
     """
     tensors = source.tensors
     if not spec.tied:
         if HEAD not in tensors:
             raise ModelError(
-                f"{source.folder}: tensor {HEAD!r} is missing and tie_word_embeddings is false: set it to true in config.json "
+                f"{source.folder}: tensor {HEAD!r} is missing and tie_word_embeddings is false: set "
+                f"it to true in config.json "
                 "if the head is the embedding"
             )
         return spec
@@ -43,7 +47,8 @@ def resolve_tying(source: Checkpoint, spec: ModelSpec) -> ModelSpec:
     if _equal(source, spec):
         return spec
     warnings.warn(
-        f"{source.config_path}: tie_word_embeddings is true, but {HEAD} and {EMBEDDING} are both stored and differ: the stored "
+        f"{source.config_path}: tie_word_embeddings is true, but {HEAD} and {EMBEDDING} are both "
+        f"stored and differ: the stored "
         "head is used. Set tie_word_embeddings to false to silence this.",
         ModelWarning,
         stacklevel=2,
@@ -69,7 +74,9 @@ def check_plain(source: Checkpoint) -> None:
         where = f"{source.path_of(name)}: tensor {name!r} is {entry.dtype}"
         if entry.dtype in ("F64", "C64", "BOOL"):
             raise ModelError(f"{where}: only {', '.join(FLOATS)} are read: save the model in one of them")
-        raise ModelError(f"{where}: the checkpoint is quantised already ({method or 'method not stated'}): convert the original one")
+        raise ModelError(
+            f"{where}: the checkpoint is quantised already ({method or 'method not stated'}): convert the original one"
+        )
 
 
 def check_tensors(source: Checkpoint, plan: Plan, names: Names) -> None:
@@ -95,12 +102,14 @@ def check_tensors(source: Checkpoint, plan: Plan, names: Names) -> None:
         hint = f" (config.json says quantised with {method})" if method else ""
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         raise ModelError(
-            f"{source.path_of(unused[0])}: tensor {unused[0]!r:.200}{more} would not be used by {plan.spec.family}{hint}: "
+            f"{source.path_of(unused[0])}: tensor {unused[0]!r:.200}{more} would not be used by "
+            f"{plan.spec.family}{hint}: "
             "a model that needs it would come out wrong"
         )
     if method:
         warnings.warn(
-            f"{source.config_path}: quantization_config ({method}) is stale: every weight is plain float and is used as it is",
+            f"{source.config_path}: quantization_config ({method}) is stale: every weight is plain "
+            f"float and is used as it is",
             ModelWarning,
             stacklevel=2,
         )
@@ -115,7 +124,8 @@ def _check(source: Checkpoint, part: Part, shape: tuple[int, ...]) -> None:
         if tuple(n for n in entry.shape if n != 1) == tuple(n for n in shape if n != 1):
             return
         raise ModelError(
-            f"{source.path_of(part.tensor)}: tensor {part.tensor!r} has shape {list(entry.shape)}, config.json wants {list(shape)}"
+            f"{source.path_of(part.tensor)}: tensor {part.tensor!r} has shape {list(entry.shape)}, "
+            f"config.json wants {list(shape)}"
         )
 
 

@@ -15,7 +15,10 @@ SKIPPED = (".rotary_emb.inv_freq",)
 
 @dataclass(frozen=True)
 class Part:
-    """Rows [first, first + rows) of a source tensor; index: which expert of a tensor that holds all experts of a layer."""
+    """Rows [first, first + rows) of a source tensor; index.
+
+    Which expert of a tensor that holds all experts of a layer.
+    """
 
     tensor: str
     rows: int

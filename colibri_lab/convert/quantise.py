@@ -1,9 +1,11 @@
-"""From float32 rows to packed pages: round to nearest, with the scale of each group chosen for the least squared error.
+"""From float32 rows to packed pages.
 
-int4: scale = m / d, code = round(x / scale) + 8 in 0..15, where m is the group's value of largest magnitude, with its sign.
-d is -8 (m gets the code of full scale), 7 or -8.5 (m is clipped a little and the rest gets finer steps): whichever leaves the
-least squared error, -8 on a tie. So weights that are codes times a power of two, with one at full scale, come back exactly.
-int8: scale = max|x| / 127. Scales are fp16; codes are chosen for the scale as stored.
+Round to nearest, with the scale of each group chosen for the least squared error.
+
+int4: scale = m / d, code = round(x / scale) + 8 in 0..15, where m is the group's value of largest magnitude, with its
+sign. d is -8 (m gets the code of full scale), 7 or -8.5 (m is clipped a little and the rest gets finer steps):
+whichever leaves the least squared error, -8 on a tie. So weights that are codes times a power of two, with one at
+full scale, come back exactly. int8: scale = max|x| / 127. Scales are fp16; codes are chosen for the scale as stored.
 
 Shape legend: n rows of a block, K inputs, g group, B = ceil(K / g).
 """
@@ -11,7 +13,7 @@ Shape legend: n rows of a block, K inputs, g group, B = ceil(K / g).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from ..ops.pack import pack_codes, pack_float
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 RowsOf = Callable[[int, int], F32]  # (first, last) -> rows [last - first, K]
-BLOCK = 1 << 18  # weights handled at once: fits a core's cache, and bounds memory whatever the matrix
+BLOCK = 1 << 16  # weights handled at once: fits a core's cache, and bounds memory whatever the matrix
 DIVISORS = (-8.0, 7.0, -8.5)
 HALF_MAX = 65504.0
 
@@ -36,7 +38,9 @@ def encode_int4(rows: F32, group: int, name: str = "") -> tuple[U8, NDArray[np.f
     full = np.where(-low >= high, low, high)  # with its sign
     best = scale = error = np.empty(0, np.float32)
     for divisor in DIVISORS:
-        most = np.float32(HALF_MAX * abs(divisor))  # where -8 just fits fp16, 7 may not: then it is a bad choice, no error
+        most = np.float32(
+            HALF_MAX * abs(divisor)
+        )  # where -8 just fits fp16, 7 may not: then it is a bad choice, no error
         reach = full if divisor == DIVISORS[0] else np.clip(full, -most, most)
         codes, trial = _nearest(values, reach / np.float32(divisor), -8, 7, name)
         off = codes * trial
@@ -56,7 +60,10 @@ def encode_int4(rows: F32, group: int, name: str = "") -> tuple[U8, NDArray[np.f
 
 
 def encode_int8(rows: F32, group: int, name: str = "") -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """codes int8 [n, K] in -127..127 and scales fp16 [n, B] of rows [n, K]. ModelError when a scale does not fit fp16."""
+    """codes int8 [n, K] in -127..127 and scales fp16 [n, B] of rows [n, K].
+
+    ModelError when a scale does not fit fp16.
+    """
     values = _columns(rows, group)
     codes, scale = _nearest(values, np.maximum(values.max(0), -values.min(0)) / np.float32(127), -127, 127, name)
     return _rows(codes.astype(np.int8), rows), scale.astype(np.float16).reshape(rows.shape[0], -1)
@@ -65,14 +72,18 @@ def encode_int8(rows: F32, group: int, name: str = "") -> tuple[NDArray[np.int8]
 def _nearest(values: F32, exact: F32, low: int, high: int, name: str) -> tuple[F32, F32]:
     """Codes low..high of values [g, m] and the scales [m] as stored."""
     scale = _half(exact, name)
-    codes = values / np.where(scale == 0, np.float32(1), scale)
+    step: F32 = np.where(scale == 0, np.float32(1), scale)
+    codes = values / step
     np.rint(codes, codes)
     np.clip(codes, low, high, codes)
     return codes, scale
 
 
 def _half(scale: F32, name: str) -> F32:
-    """Scales as fp16 can hold them. Below fp16's normal range they are rounded up, so that the largest value still fits."""
+    """Scales as fp16 can hold them.
+
+    Below fp16's normal range they are rounded up, so that the largest value still fits.
+    """
     with np.errstate(over="ignore"):
         half = scale.astype(np.float16)
     if not np.isfinite(half).all():
@@ -84,7 +95,10 @@ def _half(scale: F32, name: str) -> F32:
 
 
 def _columns(rows: F32, group: int) -> F32:
-    """rows [n, K] as [g, n * B], a column a group: all that follows then runs along memory. A short last group gets zeros."""
+    """rows [n, K] as [g, n * B], a column a group: all that follows then runs along memory.
+
+    A short last group gets zeros.
+    """
     count, cols = rows.shape
     groups = ceil_div(cols, group)
     if cols != groups * group:
@@ -117,11 +131,21 @@ def pack_rows(rows: F32, layout: MatrixLayout, out: U8, name: str) -> None:
         pack_float(check_half(rows, name) if layout.dtype == "fp16" else rows, layout, out)
 
 
-def pack_matrix(read: RowsOf, layout: MatrixLayout, out: U8, name: str) -> None:
-    """Quantise a whole matrix, block by block, into its place in a run of pages `out` [G, 65536] or flat."""
+def pack_matrix(read: RowsOf, layout: MatrixLayout, out: U8, name: str, pool: Executor | None = None) -> None:
+    """Quantise a whole matrix, block by block, into its place in a run of pages `out` [G, 65536] or flat.
+
+    pool: threads that share the blocks; `read` must then be safe to call from several. The bytes are the same either
+    way.
+    """
     flat = out.reshape(-1)
-    for first, last, part, base in _blocks(layout):
+
+    def work(block: tuple[int, int, MatrixLayout, int]) -> None:
+        first, last, part, base = block
         pack_rows(read(first, last), part, flat[base:], name)
+
+    blocks = list(_blocks(layout))
+    for _ in map(work, blocks) if pool is None or len(blocks) == 1 else pool.map(work, blocks):
+        pass
 
 
 def stream_matrix(read: RowsOf, layout: MatrixLayout, name: str) -> Iterator[U8]:
@@ -139,7 +163,9 @@ def stream_matrix(read: RowsOf, layout: MatrixLayout, name: str) -> Iterator[U8]
 
 
 def _blocks(layout: MatrixLayout) -> Iterator[tuple[int, int, MatrixLayout, int]]:
-    """(first row, last row, layout of these rows alone, byte of the page where that layout begins) for BLOCK weights each."""
+    """(first row, last row, layout of these rows alone, byte of the page where that layout begins) for BLOCK weights
+    each.
+    """
     step = max(1, BLOCK // (ROWS * layout.cols)) * ROWS
     for first in range(0, layout.rows, step):
         last = min(first + step, layout.rows)
@@ -153,5 +179,3 @@ def blocks_of(rows: int, cols: int) -> Iterator[tuple[int, int]]:
     step = max(1, BLOCK // max(cols, 1))
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,13 @@ def convert(
     progress: bool | Progress | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Convert a Hugging Face model folder and return out_dir, which then holds model.colibri, config.json and the tokenizer.
+    """Convert a Hugging Face model folder and return out_dir, which then holds model.colibri, config.json and the
+    tokenizer.
 
-    quantize: fp32 | fp16 | int8 | int4, group_size 32 | 64 | 128 inputs share a scale in int8 and int4. expert_split: if given,
-    must be the model's number of experts. progress: True draws a bar on stderr, a function gets (bytes done, bytes in all).
-    Memory stays at about one converted expert. ModelError: one line naming file and tensor; then, and after an interrupt,
-    nothing new is under out_dir and an older conversion is untouched.
+    quantize: fp32 | fp16 | int8 | int4, group_size 32 | 64 | 128 inputs share a scale in int8 and int4. expert_split:
+    if given, must be the model's number of experts. progress: True draws a bar on stderr, a function gets (bytes
+    done, bytes in all). Memory stays at about one converted expert. ModelError: one line naming file and tensor;
+    then, and after an interrupt, nothing new is under out_dir and an older conversion is untouched.
     """
     source_path, out = Path(source_dir), Path(out_dir)
     with Checkpoint(source_path) as source:
@@ -66,7 +68,9 @@ def convert(
         check_tensors(source, plan, names)
         extras = tokenizer_files(source_path)
         name = source_name(source_path)
-        check_space(out, len(header_bytes(plan, "0" * 64, name)) + plan.data_bytes + sum(p.stat().st_size for p in extras))
+        check_space(
+            out, len(header_bytes(plan, "0" * 64, name)) + plan.data_bytes + sum(p.stat().st_size for p in extras)
+        )
         source.note(dumps(spec.to_json()))
         with Staging(out, last=FILE_NAME) as stage, _progress(progress, name) as report:
             for path in extras:
@@ -81,7 +85,7 @@ def write_weights(path: Path, source: Checkpoint, plan: Plan, names: Names, name
 
     def experts(layer: int, expert: int, out: U8) -> None:
         for part, layout in zip(names.expert(layer, expert), plan.expert_layout, strict=True):
-            pack_matrix(rows_of(source, (part,)), layout, out, _called(source, part))
+            pack_matrix(rows_of(source, (part,)), layout, out, _called(source, part), pool)
 
     def residents(piece: Piece) -> Iterator[NDArray[Any]]:
         parts = names.resident(piece.name)
@@ -95,17 +99,18 @@ def write_weights(path: Path, source: Checkpoint, plan: Plan, names: Names, name
                 values = source.read(part.tensor, part.first + first, last - first, cols)
                 yield check_half(values, called) if piece.dtype == "F16" else values
 
-    write_model(
-        path,
-        plan.spec,
-        plan.quantize,
-        plan.group,
-        residents,
-        experts,
-        identity=source.identity,
-        source=name,
-        progress=report,
-    )
+    with ThreadPoolExecutor(min(8, usable_cores()), "convert") as pool:
+        write_model(
+            path,
+            plan.spec,
+            plan.quantize,
+            plan.group,
+            residents,
+            experts,
+            identity=source.identity,
+            source=name,
+            progress=report,
+        )
 
 
 def rows_of(source: Checkpoint, parts: tuple[Part, ...]) -> RowsOf:
@@ -168,6 +173,11 @@ def source_name(folder: Path) -> str:
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.name
+
+
+def usable_cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _called(source: Checkpoint, part: Part) -> str:

@@ -1,7 +1,7 @@
 """A folder that appears whole: filled under a temporary name, then renamed into place.
 
-A process that is killed leaves its temporary folder behind; the next one for the same target removes it. A file lock held
-while filling tells a dead process's folder from a living one's.
+A process that is killed leaves its temporary folder behind; the next one for the same target removes it. A file lock
+held while filling tells a dead process's folder from a living one's.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ LOCK = "in-use.lock"
 
 
 class Staging:
-    """`with Staging(target, last) as folder:` fill `folder`; on success its files are under `target`, else nothing is.
+    """`with Staging(target, last) as folder:` fill `folder`.
 
-    A target that does not exist is made by one rename. Into one that exists files are renamed one by one, `last` the last.
+    On success its files are under `target`, else nothing is.
+
+    A target that does not exist is made by one rename. Into one that exists files are renamed one by one, `last` the
+    last.
     """
 
     def __init__(self, target: Path, last: str) -> None:
@@ -46,7 +49,9 @@ class Staging:
         self.lock.acquire()
         return self.folder
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         done = False
         try:
             if kind is None:

@@ -12,12 +12,11 @@ from .layout import DTYPES, MatrixLayout, ceil_div
 
 
 class Matrix(c.Structure):
-    _fields_ = [("data", c.c_void_p), ("start", c.c_int64)] + [
-        (name, c.c_int32)
-        for name in (
-            *("rows", "cols", "dtype", "group", "groups"),
-            *("tile_cols", "tile_bytes", "groups_per_tile", "tiles_across", "tiles_per_page"),
-        )
+    _fields_ = [
+        ("data", c.c_void_p),
+        ("start", c.c_int64),
+        *((name, c.c_int32) for name in ("rows", "cols", "dtype", "group", "groups", "tile_cols", "tile_bytes")),
+        *((name, c.c_int32) for name in ("groups_per_tile", "tiles_across", "tiles_per_page")),
     ]
 
 
@@ -59,7 +58,7 @@ class Model(c.Structure):
         *((name, c.c_int32) for name in ("kv_dtype", "kv_heads", "head_dim", "seats", "positions")),
         *((name, c.c_void_p) for name in ("frames", "table")),
         ("n_frames", c.c_int64),
-        *((name, c.c_int32) for name in ("table_pages", "capacity")),
+        *((name, c.c_int32) for name in ("table_pages", "expert_pages", "capacity")),
         *(
             (name, c.c_void_p)
             for name in (
@@ -88,7 +87,7 @@ def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, e
     if any(layer.gate is not None for layer in w.layers):
         m.expert = Ffn(*[_matrix(layout, None) for layout in w.expert])
         m.frames, m.n_frames = _at(pages.frames), len(pages.frames)
-        m.table, m.table_pages = _at(pages.table), w.expert[2].pages
+        m.table, m.table_pages, m.expert_pages = _at(pages.table), pages.table.shape[2], w.expert[2].pages
     m.n_layers, m.hidden, m.vocab, m.experts, m.top_k = len(w.layers), w.hidden, w.vocab, w.experts, w.top_k
     m.normalise, m.rope_positions, m.exact, m.threads = w.normalise_top_k, w.cos.shape[0], exact, threads
     m.embedding_dtype = 0 if w.embedding is None else _dtype(w.embedding)

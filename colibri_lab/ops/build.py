@@ -1,4 +1,4 @@
-"""Compile kernels/cpu with the system's compiler, once per source text, flags and compiler, into the user's cache folder.
+"""Compile kernels/cpu with the system's compiler, once per source text, flags and compiler, into the user's cache.
 
 An entry of the cache is a folder `cpu-LEVEL-KEY` with the library and its SHA-256. It is made under another name and
 renamed, so that processes starting together never see half an entry; one that is damaged or belongs to somebody else is
@@ -25,7 +25,7 @@ from ..paths import cache_dir, kernels_dir
 from . import isa
 
 # No -ffast-math, no contraction: a multiply-add that is rounded once would differ between levels.
-COMMON = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+COMMON = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wno-psabi")
 LIBRARY, DIGEST = "kernels.so", "sha256"
 
 _loaded: dict[str, ctypes.CDLL] = {}
@@ -42,6 +42,12 @@ def load(level: str) -> ctypes.CDLL:
         if level not in _loaded:
             _loaded[level] = _load(level)
         return _loaded[level]
+
+
+def forget() -> None:
+    """Let the next backend compile again if a source has changed since; bound backends keep what they have."""
+    with _lock:
+        _loaded.clear()
 
 
 def compiler() -> str:

@@ -1,4 +1,4 @@
-"""What every backend refuses before it computes: wrong shapes, dtypes, strides and indices. Each error names the array."""
+"""What every backend refuses before it computes: wrong shapes, dtypes, strides, indices. Each error names the array."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def pack_float(values: Array, layout: MatrixLayout, out: U8) -> None:
 def pack_codes(codes: Array, scales: Array, layout: MatrixLayout, out: U8) -> None:
     """Write codes [N, K] and scales [N, B] into the int8 or int4 tiles of `out`.
 
-    codes: int8 -127..127 for int8, uint8 0..15 for int4. scales: converted to fp16 as they are. Otherwise as pack_float.
+    codes: int8 -127..127 for int8, uint8 0..15 for int4. scales: converted to fp16 as they are. Else as pack_float.
     """
     if not layout.quantised:
         raise ValueError(f"{layout.dtype} tiles take plain values: use pack_float")
@@ -109,9 +109,8 @@ class _Strip:
         """Copy block [J, I, ...] to byte `at` of each tile."""
         data = np.ascontiguousarray(block).view(np.uint8).reshape(self.count, -1)
         for tile, view in _runs(self.layout, self.flat, self.first, self.count):
-            view[..., at : at + data.shape[1]] = data[tile : tile + view.shape[0] * view.shape[1]].reshape(
-                view.shape[0], view.shape[1], -1
-            )
+            part = data[tile : tile + view.shape[0] * view.shape[1]]
+            view[..., at : at + data.shape[1]] = part.reshape(view.shape[0], view.shape[1], -1)
 
 
 def _strips(layout: MatrixLayout, out: U8) -> Iterator[tuple[int, _Strip]]:

@@ -13,6 +13,7 @@ from .pack import unpack, unpack_codes
 from .types import (
     F32,
     FFN,
+    I32,
     U8,
     AttentionWeights,
     ExpertPages,
@@ -27,7 +28,7 @@ from .types import (
 
 
 class ReferenceBackend:
-    """See types.Backend. precision "exact" multiplies float32 activations, "fast" int8 ones where weights are int8 or int4."""
+    """See types.Backend. precision "exact": float32 activations; "fast": int8 ones where weights are int8 or int4."""
 
     name = "reference"
     isa = "numpy"
@@ -80,7 +81,7 @@ class ReferenceBackend:
             kv.v[target] = kv.v[kv.staging : kv.staging + n]
             kv.where[rows.seat[:n], layer, rows.position[:n]] = target
         for expert, chosen in used.items():  # ascending, so each row adds its experts in ascending index
-            run = self.pages.frames[self.pages.table[layer, expert]].reshape(-1)
+            run = self.pages.frames[self._frames(layer, expert)].reshape(-1)
             gate, up, down = (Matrix(layout, run) for layout in self.weights.expert)
             for r, rank in chosen:
                 self._sum[r] += rows.weights[r, rank] * self._swiglu(FFN(gate, up, down), rows.ffn_in[r], paged=True)
@@ -139,11 +140,15 @@ class ReferenceBackend:
         experts = checks.indices(self.rows.experts[:n], self.weights.experts, "experts")
         used: dict[int, list[tuple[int, int]]] = {}
         for e in np.unique(experts[(experts >= first) & (experts < last)]):
-            frames = self.pages.table[layer, e]
+            frames = self._frames(layer, int(e))
             if (frames < 0).any() or (frames >= len(self.pages.frames)).any():
                 raise MissingPage(f"layer {layer} expert {e} is not in memory")
             used[int(e)] = [(int(r), int(rank)) for r, rank in np.argwhere(experts == e)]
         return used
+
+    def _frames(self, layer: int, expert: int) -> I32:
+        """The frames of an expert's pages; the table may have room for more."""
+        return self.pages.table[layer, expert, : self.weights.expert[2].pages]
 
     def _finish(self, block: LayerWeights, r: int) -> None:
         x = self.rows.ffn_in[r]
@@ -159,14 +164,15 @@ class ReferenceBackend:
     def _swiglu(self, f: FFN, x: F32, paged: bool = False) -> F32:
         g, u = self._matmul(f.gate, x, paged), self._matmul(f.up, x, paged)
         with np.errstate(over="ignore"):  # exp(-g) may be inf: silu is then -0
-            h = g / (np.float32(1) + np.exp(-g)) * u
+            h: F32 = (g / (np.float32(1) + np.exp(-g)) * u).astype(np.float32, copy=False)
         return self._matmul(f.down, h, paged)
 
     def _matmul(self, m: Matrix, x: F32, paged: bool = False) -> F32:
         if self.precision == "fast" and m.layout.quantised:
             return matmul_int8(m.data, m.layout, x)
         values = unpack(m.data, m.layout) if paged else self._values(m)
-        return values @ x
+        product: F32 = values @ x
+        return product
 
     def _values(self, m: Matrix) -> F32:
         if id(m) not in self._dense:
@@ -177,7 +183,8 @@ class ReferenceBackend:
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """x [..., width] over its root mean square, times weight [width]."""
     mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
-    return x / np.sqrt(mean + np.float32(eps)) * weight
+    normed: F32 = (x / np.sqrt(mean + np.float32(eps)) * weight).astype(np.float32, copy=False)
+    return normed
 
 
 def rotate(x: F32, cos: F32, sin: F32) -> F32:
@@ -195,9 +202,9 @@ def route(logits: F32, top_k: int, normalise: bool) -> tuple[np.ndarray, F32]:
 
 def quantise_row(x: F32, group: int) -> tuple[F32, F32]:
     """x [K] as int8 codes (in float32) [B, g] and scales [B]: scale = absmax / 127, codes rounded to nearest even."""
-    blocks = np.zeros(ceil_div(len(x), group) * group, np.float32)
-    blocks[: len(x)] = x
-    blocks = blocks.reshape(-1, group)
+    padded = np.zeros(ceil_div(len(x), group) * group, np.float32)
+    padded[: len(x)] = x
+    blocks = padded.reshape(-1, group)
     top = np.abs(blocks).max(axis=1)
     fine = (top >= np.float32(1e-30)) & np.isfinite(top)
     inverse = np.where(fine, np.float32(127) / np.where(fine, top, np.float32(1)), np.float32(0))

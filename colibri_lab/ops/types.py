@@ -1,7 +1,7 @@
 """What a backend is given and what it must do: plain arrays, no model, no pager.
 
-Shape legend: R rows of a step (a row is one token of one sequence), H hidden, L layers, E experts, k top-k, V vocabulary,
-S sequence seats, P positions, D head_dim, KVH key/value heads, G pages of one expert.
+Shape legend: R rows of a step (a row is one token of one sequence), H hidden, L layers, E experts, k top-k,
+V vocabulary, S sequence seats, P positions, D head_dim, KVH key/value heads, G pages of one expert.
 """
 
 from __future__ import annotations
@@ -90,11 +90,12 @@ class ModelWeights:
 class KVPool:
     """Keys and values of all layers and sequences, one token per index.
 
-    Index slot * slot_size + i is token i of a slot; the last `rows` indices are the staging area: row r of a step is written
-    to `staging + r` by attn_router (in the pool's dtype) and moved to `Rows.kv_dst[r]` by expert_ffn, since a token's slot
-    belongs to the expert that ranks first for it, known only after the router.
-    where[s, l, p] is the pool index of position p of seat s in layer l; kernels read past tokens through it, in order of
-    position, so that slot size and history never change a sum. attn_router sets it to the staging index, expert_ffn to the final one.
+    Index slot * slot_size + i is token i of a slot; the last `rows` indices are the staging area: row r of a step is
+    written to `staging + r` by attn_router (in the pool's dtype) and moved to `Rows.kv_dst[r]` by expert_ffn, since a
+    token's slot belongs to the expert that ranks first for it, known only after the router.
+    where[s, l, p] is the pool index of position p of seat s in layer l; kernels read past tokens through it, in order
+    of position, so that slot size and history never change a sum. attn_router sets it to the staging index, expert_ffn
+    to the final one.
     """
 
     k: NDArray[np.float16] | F32  # [tokens + rows, KVH, D]
@@ -132,8 +133,14 @@ class Rows:
 
     @classmethod
     def allocate(cls, capacity: int, hidden: int, experts: int, top_k: int, vocab: int) -> Rows:
-        f = lambda *s: np.zeros(s, np.float32)  # noqa: E731
-        i = lambda *s: np.zeros(s, np.int32)  # noqa: E731
+        """Zeroed arrays for at most `capacity` rows of a step."""
+
+        def f(*shape: int) -> F32:
+            return np.zeros(shape, np.float32)
+
+        def i(*shape: int) -> I32:
+            return np.zeros(shape, np.int32)
+
         r, e, k = capacity, max(experts, 1), max(top_k, 1)
         return cls(
             r,
@@ -188,10 +195,10 @@ class Backend(Protocol):
         """
 
     def expert_ffn(self, layer: int, n: int, first: int, last: int) -> None:
-        """Add experts first <= e < last of rows.experts[:n] to the layer's sum; a row adds its experts in ascending index.
+        """Add experts first <= e < last of rows.experts[:n] to the layer's sum, a row's experts in ascending index.
 
         The call with first == 0 starts the sum and moves K/V from staging; the call with last == E (dense layers: 0, 0)
-        adds the shared expert and then the sum to rows.x. A layer may thus be run in waves of experts. Raises MissingPage.
+        adds the shared expert and then the sum to rows.x. A layer may thus run in waves of experts. Raises MissingPage.
         """
 
     def head(self, n: int) -> None:

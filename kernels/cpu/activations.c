@@ -1,9 +1,9 @@
 /* What a matrix is multiplied with: one row as floats, or as int8 codes with one scale and one sum per weight group. */
 
 typedef struct {
-    float *x;       /* [cols], then zeros to the end of the last group */
-    int8_t *q;      /* the same as codes, value = scale * q */
-    float *scale;   /* [groups] absmax / 127 */
+    float *x;        /* [cols], then zeros to the end of the last group */
+    int8_t *q;       /* the same as codes, value = scale * q */
+    float *scale;    /* [groups] absmax / 127 */
     int32_t *offset; /* [groups] -8 (int4) or -128 (int8) times the sum of the codes: what a dot product with unsigned
                         weight codes has too much */
 } Act;

@@ -88,7 +88,7 @@ static void residual_unit(void *job, int r, int thread) {
 static void logits_unit(void *job, int unit, int thread) {
     Half *h = job;
     const Model *m = &h->c->m;
-    int blocks = ceil_div(m->experts, 4); /* whole blocks of four, or the cut would show in the order of nothing but speed */
+    int blocks = ceil_div(m->experts, 4); /* router_logits takes four at a time */
     int first = 4 * share(blocks, h->parts, unit), last = min_int(m->experts, 4 * share(blocks, h->parts, unit + 1));
     (void)thread;
     for (int r = 0; r < h->n; r++)

@@ -7,35 +7,37 @@ typedef struct {
 
 typedef struct {
     const Ffn *w;
-    Run run;       /* of an expert; a resident network has its own runs */
+    Run run;         /* of an expert; a resident network has its own runs */
     int first, rows; /* its part of the gathered arrays below */
+    Act *hidden;     /* [rows] silu(gate x) * up x */
 } Job;
 
 typedef struct {
     Model m;
     Pool pool;
-    Acts in, shared_in, hidden; /* inputs of a matrix by row; the shared expert's; hidden activations by (job, row) */
+    Acts in, shared_in;          /* inputs of a matrix, and of the shared expert, by row */
+    Acts hidden, wide_hidden;    /* of the routed experts by (job, row), of a shared or dense network by row */
     float *qkv, *attended, *out; /* [R][...] */
-    float *sum;            /* [R][H] the layer's sum of experts */
-    float *scores;         /* [threads][4][positions] */
-    float *scratch;        /* [threads][2][scratch_len] */
-    float **pointers;      /* [threads][2][R] */
+    float *sum;                  /* [R][H] the layer's sum of experts */
+    float *scores;               /* [threads][4][positions] */
+    float *scratch;              /* [threads][2][scratch_len] */
+    float **pointers;            /* [threads][2][R] */
     Job *jobs;
-    Act *job_in;           /* gathered by job */
+    Act *job_in; /* gathered by job */
     int *job_row, *count;
     float *job_weight;
-    int32_t *status;       /* [R] */
+    int32_t *status; /* [R] */
     int qkv_width, attended_width, scores_len, scratch_len, n_jobs;
     void *memory[64];
     int n_memory;
 } Context;
 
 static void *take(Context *c, size_t count, size_t size) {
-    void *p = NULL;
-    if (posix_memalign(&p, 64, (count + 1) * size + 64)) return NULL;
-    memset(p, 0, (count + 1) * size + 64);
+    char *p =
+        calloc(1, (count + 1) * size + 64); /* not memset: what a small step never touches should cost no memory */
+    if (!p) return NULL;
     c->memory[c->n_memory++] = p;
-    return p;
+    return p + (-(uintptr_t)p & 63);
 }
 
 static int take_acts(Context *c, Acts *a, size_t rows, int width) {
@@ -67,7 +69,7 @@ EXPORT Context *colibri_bind(const Model *model) {
     c->m = *model;
     Model *m = &c->m;
     size_t rows = (size_t)m->capacity, threads = (size_t)min_int(max_int(m->threads, 1), 256), pairs = rows;
-    int widest = m->hidden, shared = 0, ffn = 0;
+    int widest = m->hidden, wide = 0, ffn = 0;
     Layer *layers = take(c, (size_t)m->n_layers, sizeof(Layer));
     if (!layers) goto no_memory;
     memcpy(layers, m->layers, (size_t)m->n_layers * sizeof(Layer));
@@ -76,17 +78,15 @@ EXPORT Context *colibri_bind(const Model *model) {
         const Layer *layer = &m->layers[l];
         c->qkv_width = max_int(c->qkv_width, layer->qkv.rows);
         c->attended_width = max_int(c->attended_width, layer->o.cols);
-        if (layer->has_dense) ffn = max_int(ffn, layer->dense.gate.rows);
-        else pairs = rows * (size_t)(m->top_k + 1);
-        if (layer->has_shared) shared = max_int(shared, layer->shared.gate.rows);
+        if (layer->has_dense) wide = max_int(wide, layer->dense.gate.rows);
+        else pairs = rows * (size_t)(m->top_k + 1), ffn = m->expert.gate.rows;
+        if (layer->has_shared) wide = max_int(wide, layer->shared.gate.rows);
     }
-    if (pairs > rows) ffn = max_int(ffn, m->expert.gate.rows);
-    ffn = max_int(ffn, shared); /* one width for all keeps the layout simple: a shared expert is a few experts wide */
     widest = max_int(widest, c->attended_width);
-    c->scratch_len = round_up(max_int(max_int(m->hidden, ffn), (int)rows * 128), 128);
+    c->scratch_len = round_up(max_int(max_int(m->hidden, max_int(ffn, wide)), (int)rows * 128), 128);
     c->scores_len = round_up(m->positions, 16);
     if (!take_acts(c, &c->in, rows, widest) || !take_acts(c, &c->shared_in, rows, m->hidden) ||
-        !take_acts(c, &c->hidden, pairs, ffn))
+        !take_acts(c, &c->hidden, pairs, ffn) || !take_acts(c, &c->wide_hidden, rows, wide))
         goto no_memory;
     c->qkv = take(c, rows * (size_t)c->qkv_width, sizeof(float));
     c->attended = take(c, rows * (size_t)c->attended_width, sizeof(float));
@@ -125,8 +125,7 @@ enum { WORTH_WAKING = 65536 };
 INLINE void run_units(Context *c, Unit unit, void *job, int units, int64_t work) {
     if (work < WORTH_WAKING)
         for (int i = 0; i < units; i++) unit(job, i, 0);
-    else
-        pool_run(&c->pool, unit, job, units);
+    else pool_run(&c->pool, unit, job, units);
 }
 
 /* Part u of `parts` of n items: [share(n, parts, u), share(n, parts, u + 1)). */
@@ -154,7 +153,8 @@ typedef struct {
 
 static void product_unit(void *job, int unit, int thread) {
     Product *p = job;
-    int groups = ceil_div(p->w->rows, ROWS), first = share(groups, p->parts, unit), last = share(groups, p->parts, unit + 1);
+    int groups = ceil_div(p->w->rows, ROWS), first = share(groups, p->parts, unit),
+        last = share(groups, p->parts, unit + 1);
     float **y = p->c->pointers + (size_t)thread * 2 * (size_t)p->c->m.capacity;
     for (int i = 0; i < p->n; i++) y[i] = p->y + (size_t)i * p->stride + first * ROWS;
     matmul(p->w, resident(p->w), first, last, p->act, y, p->n, p->c->m.exact);

@@ -7,7 +7,8 @@ static void embed_from_tiles(const Matrix *m, int row, float *out) {
         const uint8_t *tile = cursor_next(&c), *codes = tile + m->groups_per_tile * ROWS * 2;
         for (int k = 0, end = min_int(m->tile_cols, m->cols - first); k < end; k++) {
             if (m->dtype == FP32) memcpy(&out[first + k], tile + (k * ROWS + lane) * 4, 4);
-            else if (m->dtype == FP16) v_store_n(&out[first + k], v_load_half_n((const uint16_t *)tile + k * ROWS + lane, 1), 1);
+            else if (m->dtype == FP16)
+                v_store_n(&out[first + k], v_load_half_n((const uint16_t *)tile + k * ROWS + lane, 1), 1);
             else {
                 float scale, code;
                 v_store_n(&scale, v_load_half_n((const uint16_t *)tile + k / m->group * ROWS + lane, 1), 1);
@@ -29,7 +30,8 @@ EXPORT int64_t colibri_embed(Context *c, int n) {
         float *x = m->x + (size_t)r * m->hidden;
         size_t at = (size_t)m->token[r] * (size_t)m->hidden;
         if (!m->embedding) embed_from_tiles(&m->head, m->token[r], x);
-        else if (m->embedding_dtype == FP32) memcpy(x, (const float *)m->embedding + at, (size_t)m->hidden * sizeof(float));
+        else if (m->embedding_dtype == FP32)
+            memcpy(x, (const float *)m->embedding + at, (size_t)m->hidden * sizeof(float));
         else
             for (int i = 0; i < m->hidden; i += 16) {
                 int left = m->hidden - i;

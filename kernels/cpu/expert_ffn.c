@@ -1,5 +1,5 @@
-/* The second half of a layer: SwiGLU networks of the chosen experts, the shared one or a dense one, each once for all rows
-   that want it. A job is one network with its rows. Stage one: gate and up, silu(gate) * up, requantised in place.
+/* The second half of a layer: SwiGLU networks of the chosen experts, the shared one or a dense one, each once for all
+   rows that want it. A job is one network with its rows. Stage one: gate and up, silu(gate) * up, requantised in place.
    Stage two: down, added row by row in ascending order of experts, whatever the waves and threads. */
 
 enum { BLOCK_GROUPS = 8 }; /* row groups a slice: 128 hidden values hold whole weight groups of any size */
@@ -21,12 +21,13 @@ static void up_unit(void *arg, int unit, int thread) {
     Context *c = s->c;
     const Job *job = &c->jobs[unit / s->parts];
     const Ffn *w = job->w;
-    int exact = c->m.exact, groups = ceil_div(w->gate.rows, ROWS), blocks = ceil_div(groups, BLOCK_GROUPS), part = unit % s->parts;
+    int exact = c->m.exact, groups = ceil_div(w->gate.rows, ROWS), blocks = ceil_div(groups, BLOCK_GROUPS),
+        part = unit % s->parts;
     int begin = share(blocks, s->parts, part) * BLOCK_GROUPS, slice = slice_of(c, job->rows);
     int end = min_int(groups, share(blocks, s->parts, part + 1) * BLOCK_GROUPS);
     float **gate = c->pointers + (size_t)thread * 2 * (size_t)c->m.capacity, **up = gate + c->m.capacity;
     float *scratch = c->scratch + (size_t)thread * 2 * (size_t)c->scratch_len;
-    Act *hidden = c->hidden.act + job->first;
+    Act *hidden = job->hidden;
     const Act *in = c->job_in + job->first;
     for (int first = begin; first < end; first += slice) {
         int last = min_int(end, first + slice), from = first * ROWS, to = min_int(w->gate.rows, last * ROWS);
@@ -61,9 +62,10 @@ static void down_unit(void *arg, int unit, int thread) {
         for (int j = 0; j < c->n_jobs; j++) {
             const Job *job = &c->jobs[j];
             for (int i = 0; i < job->rows; i++) y[i] = scratch + (size_t)i * (last - first) * ROWS;
-            matmul(&job->w->down, run_of(job, &job->w->down), first, last, c->hidden.act + job->first, y, job->rows, c->m.exact);
+            matmul(&job->w->down, run_of(job, &job->w->down), first, last, job->hidden, y, job->rows, c->m.exact);
             for (int i = 0; i < job->rows; i++)
-                add_weighted(c->sum + (size_t)c->job_row[job->first + i] * hidden + from, y[i], c->job_weight[job->first + i], width);
+                add_weighted(c->sum + (size_t)c->job_row[job->first + i] * hidden + from, y[i],
+                             c->job_weight[job->first + i], width);
         }
         for (int r = 0; s->finish && r < s->n; r++) {
             float *x = c->m.x + (size_t)r * hidden + from, *sum = c->sum + (size_t)r * hidden + from;
@@ -78,16 +80,17 @@ static int64_t gather_experts(Context *c, int l, int n, int first, int last) {
     int picks = n * m->top_k, at = 0;
     memset(c->count, 0, (size_t)m->experts * sizeof *c->count);
     for (int i = 0; i < picks; i++) {
-        if (m->experts_of_row[i] < 0 || m->experts_of_row[i] >= m->experts) return failure(BAD_INDEX, EXPERT, i / m->top_k);
+        if (m->experts_of_row[i] < 0 || m->experts_of_row[i] >= m->experts)
+            return failure(BAD_INDEX, EXPERT, i / m->top_k);
         c->count[m->experts_of_row[i]]++;
     }
     for (int e = max_int(first, 0); e < min_int(last, m->experts); e++) {
         if (!c->count[e]) continue;
         if (c->count[e] > n) return failure(BAD_INDEX, EXPERT, e); /* twice in one row: no router does that */
         const int32_t *pages = m->table + ((size_t)l * m->experts + e) * m->table_pages;
-        for (int g = 0; g < m->table_pages; g++)
+        for (int g = 0; g < m->expert_pages; g++)
             if (pages[g] < 0 || pages[g] >= m->n_frames) return failure(MISSING_PAGE, 0, e);
-        Job job = {&m->expert, {m->frames, pages}, at, 0};
+        Job job = {&m->expert, {m->frames, pages}, at, 0, c->hidden.act + at};
         at += c->count[e];
         c->count[e] = c->n_jobs;
         c->jobs[c->n_jobs++] = job;
@@ -108,7 +111,7 @@ static int64_t gather_experts(Context *c, int l, int n, int first, int last) {
 static void gather_all(Context *c, const Ffn *w, const float *gate, const Acts *in, int n) {
     const Model *m = &c->m;
     int first = c->n_jobs ? c->jobs[c->n_jobs - 1].first + c->jobs[c->n_jobs - 1].rows : 0;
-    Job job = {w, {NULL, NULL}, first, n};
+    Job job = {w, {NULL, NULL}, first, n, c->wide_hidden.act};
     c->jobs[c->n_jobs++] = job;
     for (int r = 0; r < n; r++) {
         float weight[16] = {1.0f};

@@ -1,6 +1,7 @@
-/* y = W x for some row groups of W and some rows of activations. Weights are loaded once for a block of rows; each row is
-   summed as if it were alone, so its bits do not depend on the block. Padding never counts: padded inputs are left out
-   (or meet zero activations inside a last, partly filled group), padded rows stay in their own lanes and are not stored. */
+/* y = W x for some row groups of W and some rows of activations. Weights are loaded once for a block of rows; each row
+   is summed as if it were alone, so its bits do not depend on the block. Padding never counts: padded inputs are left
+   out (or meet zero activations inside a last, partly filled group), padded rows stay in their own lanes and are not
+   stored. */
 
 #define MAX_BLOCK 8
 
@@ -12,8 +13,8 @@
 #include "matmul_plain.h"
 #endif
 
-/* Float activations: input k goes to sum k % 4, (s0 + s1) + (s2 + s3) at the end of a group (or of the row when there are
-   no groups). Four sums, because one chain of additions would wait for each of them. */
+/* Float activations: input k goes to sum k % 4, (s0 + s1) + (s2 + s3) at the end of a group (or of the row when there
+   are no groups). Four sums, because one chain of additions would wait for each of them. */
 INLINE v16 four(const v16 *s) { return v_add(v_add(s[0], s[1]), v_add(s[2], s[3])); }
 
 INLINE void float_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[ROWS], const int n, const int int4) {
@@ -25,13 +26,15 @@ INLINE void float_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[R
             v16 s[FLOAT_ROWS][4];
             for (int i = 0; i < n; i++)
                 for (int j = 0; j < 4; j++) s[i][j] = v_zero();
-            for (int k = group * m->group, end = k + m->group; k < end; k += int4 ? 8 : 4, codes += 64)
+            for (int k = group * m->group, end = k + m->group; k < end; k += int4 ? 8 : 4, codes += 64) {
+                if (n <= 2) read_ahead(codes);
                 for (int part = 0; part < (int4 ? 2 : 1); part++)
 #pragma GCC unroll 4
                     for (int j = 0; j < 4; j++) {
                         v16 w = int4 ? v_int4(codes, j, part) : v_int8(codes, j);
                         for (int i = 0; i < n; i++) s[i][j] = v_madd(s[i][j], w, v_set1(a[i].x[k + 4 * part + j]));
                     }
+            }
             v16 scale = v_load_half((const uint16_t *)tile + b * ROWS);
             for (int i = 0; i < n; i++) acc[i] = v_madd(acc[i], scale, four(s[i]));
         }
@@ -56,8 +59,8 @@ INLINE void float_values(const Matrix *m, Cursor *c, const Act *a, float (*out)[
             }
         for (int j = 0; k < end; k++, j++, w += step) {
             v16 v = half ? v_load_half((const uint16_t *)w) : v_load((const float *)w);
-            for (int i = 0; i < n; i++) {
-                v16 more = v_mul(v, v_set1(a[i].x[k])); /* s[i][j] by name: an index would push the sums out of registers */
+            for (int i = 0; i < n; i++) { /* s[i][0..2] by name: an index would push the sums out of registers */
+                v16 more = v_mul(v, v_set1(a[i].x[k]));
                 if (j == 0) s[i][0] = v_add(s[i][0], more);
                 else if (j == 1) s[i][1] = v_add(s[i][1], more);
                 else s[i][2] = v_add(s[i][2], more);
@@ -70,12 +73,12 @@ INLINE void float_values(const Matrix *m, Cursor *c, const Act *a, float (*out)[
 /* A block function multiplies one row group with up to `n` rows and says how many it took. */
 typedef int (*Block)(const Matrix *, Cursor *, const Act *, int n, float (*out)[ROWS]);
 
-#define BLOCK(name, kernel, flag, most)                                                        \
-    static int name(const Matrix *m, Cursor *c, const Act *a, int n, float (*out)[ROWS]) {     \
-        if (most >= 8 && n >= 8) return kernel(m, c, a, out, 8, flag), 8;                      \
-        if (most >= 4 && n >= 4) return kernel(m, c, a, out, 4, flag), 4;                      \
-        if (most >= 2 && n >= 2) return kernel(m, c, a, out, 2, flag), 2;                      \
-        return kernel(m, c, a, out, 1, flag), 1;                                               \
+#define BLOCK(name, kernel, flag, most)                                                   \
+    static int name(const Matrix *m, Cursor *c, const Act *a, int n, float(*out)[ROWS]) { \
+        if (most >= 8 && n >= 8) return kernel(m, c, a, out, 8, flag), 8;                 \
+        if (most >= 4 && n >= 4) return kernel(m, c, a, out, 4, flag), 4;                 \
+        if (most >= 2 && n >= 2) return kernel(m, c, a, out, 2, flag), 2;                 \
+        return kernel(m, c, a, out, 1, flag), 1;                                          \
     }
 BLOCK(block_fast_int4, fast_codes, 1, FAST_ROWS)
 BLOCK(block_fast_int8, fast_codes, 0, FAST_ROWS)

@@ -13,7 +13,8 @@ INLINE void dots_int4(const uint8_t *codes, const Act *a, int k, int end, __m256
         for (int u = 0; u < 4; u++, k += 8) {
             __m256i w = _mm256_loadu_si256((const __m256i *)(codes + 64 * u));
             if (n <= 2) read_ahead(codes + 64 * u);
-            __m256i first = _mm256_and_si256(w, low_nibbles), second = _mm256_and_si256(_mm256_srli_epi16(w, 4), low_nibbles);
+            __m256i first = _mm256_and_si256(w, low_nibbles),
+                    second = _mm256_and_si256(_mm256_srli_epi16(w, 4), low_nibbles);
             for (int i = 0; i < n; i++) {
                 s[i] = _mm256_add_epi16(s[i], _mm256_maddubs_epi16(first, broadcast4(a[i].q + k)));
                 s[i] = _mm256_add_epi16(s[i], _mm256_maddubs_epi16(second, broadcast4(a[i].q + k + 4)));

@@ -1,10 +1,11 @@
 /* int8 activations on AVX512-VNNI: a 32-bit lane is one row of the tile, so nothing is summed across lanes.
    vpdpbusd wants unsigned weights: nibbles are (value + 8), int8 codes become (value + 128) by flipping the sign bit;
-   the starting value of each sum takes that out again. High nibbles stay where they are, 16 times too large, and their sum
-   is shifted once at the end instead of every weight. */
+   the starting value of each sum takes that out again. High nibbles stay where they are, 16 times too large, and their
+   sum is shifted once at the end instead of every weight. */
 
 INLINE void fast_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[ROWS], const int n, const int int4) {
-    const __m512i low_nibbles = _mm512_set1_epi8(15), high_nibbles = _mm512_set1_epi8((char)0xf0), sign_bits = _mm512_set1_epi8((char)0x80);
+    const __m512i low_nibbles = _mm512_set1_epi8(15), high_nibbles = _mm512_set1_epi8((char)0xf0),
+                  sign_bits = _mm512_set1_epi8((char)0x80);
     v16 acc[MAX_BLOCK];
     for (int i = 0; i < n; i++) acc[i] = v_zero();
     for (int group = 0; group < m->groups;) {
@@ -27,7 +28,8 @@ INLINE void fast_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[RO
                         __m512i x = _mm512_set1_epi32((int)load_u32(a[i].q + k));
                         if (int4) {
                             even[i] = _mm512_dpbusd_epi32(even[i], first, x);
-                            odd[i] = _mm512_dpbusd_epi32(odd[i], second, _mm512_set1_epi32((int)load_u32(a[i].q + k + 4)));
+                            odd[i] =
+                                _mm512_dpbusd_epi32(odd[i], second, _mm512_set1_epi32((int)load_u32(a[i].q + k + 4)));
                         } else if (u & 1) {
                             odd[i] = _mm512_dpbusd_epi32(odd[i], first, x);
                         } else {

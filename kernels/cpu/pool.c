@@ -1,5 +1,5 @@
 /* Our own thread pool: the caller works too, units are claimed one by one, idle workers spin a little and then sleep.
-   A preempted worker delays only the unit it holds. Units must not depend on which thread runs them or in what order. */
+   A preempted worker delays only the unit it holds. Units must not care which thread runs them, or when. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -8,7 +8,8 @@
 typedef void (*Unit)(void *job, int unit, int thread);
 
 typedef struct {
-    _Alignas(64) _Atomic uint64_t ticket; /* epoch << 32 | units << 16 | next unit: one word, so a claim cannot mix two runs */
+    /* epoch << 32 | units << 16 | next unit: one word, so that a claim cannot mix two runs */
+    _Alignas(64) _Atomic uint64_t ticket;
     _Alignas(64) _Atomic int done;
     _Alignas(64) _Atomic uint32_t epoch;
     _Atomic int sleepers, quit;
@@ -76,7 +77,8 @@ static void *work(void *arg) {
             if (now_ns(CLOCK_MONOTONIC) - begin > SPIN_NS) sleep_until_new(p, seen);
         }
         seen = epoch;
-        while (claim(p, epoch, w.index)) {}
+        while (claim(p, epoch, w.index)) {
+        }
     }
 }
 
@@ -96,7 +98,8 @@ static void pool_run(Pool *p, Unit run, void *job, int units) {
         pthread_cond_broadcast(&p->wake);
         pthread_mutex_unlock(&p->lock);
     }
-    while (claim(p, epoch, 0)) {}
+    while (claim(p, epoch, 0)) {
+    }
     for (int spins = 0; atomic_load(&p->done) < units; relax())
         if (++spins > 2000) { /* the worker that holds the last unit may want this core */
             struct timespec nap = {0, 1000};

@@ -24,8 +24,9 @@ static void probe_unit(void *job, int unit, int thread) {
     p->cpu_ns[thread] += now_ns(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
 
-/* Best of `passes` reads of `bytes` with `threads` threads, in bytes a second; by_cpu: per CPU second of the slowest thread
-   instead of per second on the wall, which other programs' use of the machine disturbs less. Negative: no memory. */
+/* Best of `passes` reads of `bytes` with `threads` threads, in bytes a second; by_cpu: per CPU second of the slowest
+   thread instead of per second on the wall, which other programs' use of the machine disturbs less. Negative: no
+   memory. */
 EXPORT double colibri_probe(int threads, int64_t bytes, int passes, int by_cpu) {
     Pool pool;
     Probe p;

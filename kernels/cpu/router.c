@@ -1,6 +1,6 @@
-/* Router logits and the choice of experts: softmax over all of them, the k best on unrounded logits, ties to the lower index. */
+/* Router logits and the choice: softmax over all experts, the k best on unrounded logits, ties to the lower index. */
 
-/* logits[e] = gate[e] . x for first <= e < last, four experts at a time: one chain of additions would wait for itself. */
+/* logits[e] = gate[e] . x for first <= e < last, four at a time: one chain of additions would wait for itself. */
 static void router_logits(const float *gate, const float *x, int hidden, int first, int last, float *logits) {
     int e = first;
     for (; e + 4 <= last; e += 4) {

@@ -41,6 +41,6 @@ INLINE const uint8_t *cursor_next(Cursor *c) {
     return tile;
 }
 
-/* One page of the processor (4 KiB) ahead, into the second-level cache: hardware prefetchers stop at page ends, and this
-   is worth 15 % of a decode where memory is slow. An address past the end does no harm: prefetches never fault. */
+/* One page of the processor (4 KiB) ahead, into the second-level cache: hardware prefetchers stop at page ends, and
+   this is worth 15 % of a decode where memory is slow. An address past the end does no harm: prefetches never fault. */
 INLINE void read_ahead(const uint8_t *p) { __builtin_prefetch(p + 4096, 0, 2); }

@@ -14,7 +14,7 @@ enum { OK, NON_FINITE, MISSING_PAGE, BAD_INDEX, UNBOUND };
 enum { TOKEN, SEAT, POSITION, KV_DST, EXPERT, OUT_ROW, WHERE, LAYER, COUNT }; /* what a BAD_INDEX was found in */
 
 /* A call returns 0 or kind | what << 8 | number << 16 (number: a row, or the expert whose page is missing). */
-INLINE int64_t failure(int kind, int what, int64_t number) { return kind | what << 8 | number << 16; }
+INLINE int64_t failure(int kind, int what, int64_t number) { return kind + what * 256 + number * 65536; }
 
 typedef struct {
     const uint8_t *data; /* first page of a resident matrix; NULL for experts, which are read through the page table */
@@ -53,7 +53,7 @@ typedef struct {
     const uint8_t *frames;
     const int32_t *table; /* [n_layers][experts][table_pages] */
     int64_t n_frames;
-    int32_t table_pages;
+    int32_t table_pages, expert_pages; /* pages that the table has room for, and that an expert fills */
     /* Rows */
     int32_t capacity;
     const int32_t *token, *position, *seat, *kv_dst, *out_row;

@@ -1,5 +1,6 @@
-/* v16: sixteen floats. One header per ISA level gives the same operations with the same rounding; everything that is not
-   an integer dot product is written once on top of them, so the levels agree bit for bit. Little-endian machines only. */
+/* v16: sixteen floats. One header per ISA level gives the same operations with the same rounding; everything that is
+   not an integer dot product is written once on top of them, so the levels agree bit for bit. Little-endian machines
+   only. */
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 #include "vec_avx512.h"
 #elif defined(__AVX2__)

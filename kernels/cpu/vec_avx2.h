@@ -93,8 +93,7 @@ INLINE float v_absmax_lane(v16 v) {
 INLINE int v_quantise(v16 x, int8_t *out) {
     __m256i a = _mm256_cvtps_epi32(x.lo), b = _mm256_cvtps_epi32(x.hi);
     __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
-    _mm_storeu_si128((__m128i *)out,
-                     _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+    _mm_storeu_si128((__m128i *)out, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
     __m256i s = _mm256_add_epi32(a, b);
     __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
     q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
@@ -106,7 +105,8 @@ INLINE __m256 int8_half(const uint8_t *p, int j) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 24));
 }
 INLINE __m256 int4_half(const uint8_t *p, int shift) {
-    __m256i w = _mm256_and_si256(_mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)p), shift), _mm256_set1_epi32(15));
+    __m256i w =
+        _mm256_and_si256(_mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)p), shift), _mm256_set1_epi32(15));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(w, _mm256_set1_epi32(8)));
 }
 INLINE v16 v_int8(const uint8_t *p, int j) { return v_pair(int8_half(p, j), int8_half(p + 32, j)); }

@@ -1,4 +1,7 @@
-"""Quantising: exact where it can be, never worse than plain rounding, loud where fp16 is too small (C2, spares on nibbles)."""
+"""Quantising.
+
+Exact where it can be, never worse than plain rounding, loud where fp16 is too small (C2, spares on nibbles).
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,12 @@ def test_the_search_is_worth_its_time() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 1 << 30), cols=st.integers(1, 70), power=st.integers(-30, 14), group=st.sampled_from([32, 64, 128]))
+@given(
+    seed=st.integers(0, 1 << 30),
+    cols=st.integers(1, 70),
+    power=st.integers(-30, 14),
+    group=st.sampled_from([32, 64, 128]),
+)
 def test_errors_are_bounded(seed: int, cols: int, power: int, group: int) -> None:
     """Off by at most a step's half (at the ends of int4: one and a half), whatever the magnitude; zeros stay zeros."""
     rng = np.random.default_rng(seed)

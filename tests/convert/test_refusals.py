@@ -45,18 +45,33 @@ def _index(folder: Path, change: Callable[[dict[str, str]], object]) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda f: (f / "model-00002-of-00003.safetensors").unlink(), r"model-00002-of-00003\.safetensors: missing \(1 of 3"),
-        (lambda f: os.truncate(f / "model-00003-of-00003.safetensors", 5000), r"00003-of-00003\.safetensors: .*truncated"),
+        (
+            lambda f: (f / "model-00002-of-00003.safetensors").unlink(),
+            r"model-00002-of-00003\.safetensors: missing \(1 of 3",
+        ),
+        (
+            lambda f: os.truncate(f / "model-00003-of-00003.safetensors", 5000),
+            r"00003-of-00003\.safetensors: .*truncated",
+        ),
         (lambda f: os.truncate(f / "model-00003-of-00003.safetensors", 0), "the download is incomplete"),
         (lambda f: (f / "config.json").unlink(), r"config\.json: not there"),
         (lambda f: (f / "config.json").write_text("{"), r"config\.json: not JSON"),
         (lambda f: (f / "config.json").write_text("[]"), r"config\.json: holds list"),
         (lambda f: (f / "generation_config.json").write_text("x"), r"generation_config\.json: not JSON"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), r"index\.json: has no weight_map"),
-        (lambda f: _index(f, lambda m: m.update(x="../other.safetensors")), r"weight_map names '../other\.safetensors'"),
+        (
+            lambda f: _index(f, lambda m: m.update(x="../other.safetensors")),
+            r"weight_map names '../other\.safetensors'",
+        ),
         (lambda f: _index(f, lambda m: m.update(x="/etc/passwd")), r"weight_map names '/etc/passwd'"),
-        (lambda f: _index(f, lambda m: m.update(ghost="model-00001-of-00003.safetensors")), r"tensor 'ghost' is missing"),
-        (lambda f: _drop(f, "model.safetensors.index.json", "model-00002-of-00003.safetensors"), r"00002-of-00003.*missing"),
+        (
+            lambda f: _index(f, lambda m: m.update(ghost="model-00001-of-00003.safetensors")),
+            r"tensor 'ghost' is missing",
+        ),
+        (
+            lambda f: _drop(f, "model.safetensors.index.json", "model-00002-of-00003.safetensors"),
+            r"00002-of-00003.*missing",
+        ),
     ],
 )
 def test_damaged_folders(tmp_path: Path, edit: Edit, message: str) -> None:
@@ -101,18 +116,39 @@ EXPERT = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
     [
         (lambda t: t.pop(EXPERT), rf"hf: tensor '{EXPERT}' is missing"),
         (lambda t: t.pop("model.norm.weight"), r"tensor 'model.norm.weight' is missing"),
-        (lambda t: t.update({EXPERT: np.zeros((16, 32), np.float32)}), rf"model\.safetensors: tensor '{EXPERT}' has shape \[16, 32\]"),
+        (
+            lambda t: t.update({EXPERT: np.zeros((16, 32), np.float32)}),
+            rf"model\.safetensors: tensor '{EXPERT}' has shape \[16, 32\]",
+        ),
         (lambda t: t.update({EXPERT: np.zeros((32, 16), np.float64)}), rf"'{EXPERT}' is F64: only F32"),
-        (lambda t: t.update({EXPERT: ("F8_E4M3", (32, 16), bytes(512))}), r"is F8_E4M3: the checkpoint is quantised already"),
+        (
+            lambda t: t.update({EXPERT: ("F8_E4M3", (32, 16), bytes(512))}),
+            r"is F8_E4M3: the checkpoint is quantised already",
+        ),
         (lambda t: t.update({EXPERT: np.zeros((32, 16), np.int8)}), r"is I8: the checkpoint is quantised already"),
-        (lambda t: t.update({"model.layers.0.mystery": np.zeros(3, np.float32)}), r"'model.layers.0.mystery' would not be used"),
-        (lambda t: t.update({EXPERT + "_scale_inv": np.ones((1, 1), np.float32)}), r"w2.weight_scale_inv' would not be used"),
-        (lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(32, np.float32)}), r"q_proj.bias' would not be used"),
-        (lambda t: t.update({"model.layers.2.input_layernorm.weight": np.zeros(32, np.float32)}), r"layers.2.* would not be used"),
+        (
+            lambda t: t.update({"model.layers.0.mystery": np.zeros(3, np.float32)}),
+            r"'model.layers.0.mystery' would not be used",
+        ),
+        (
+            lambda t: t.update({EXPERT + "_scale_inv": np.ones((1, 1), np.float32)}),
+            r"w2.weight_scale_inv' would not be used",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(32, np.float32)}),
+            r"q_proj.bias' would not be used",
+        ),
+        (
+            lambda t: t.update({"model.layers.2.input_layernorm.weight": np.zeros(32, np.float32)}),
+            r"layers.2.* would not be used",
+        ),
         (lambda t: t[EXPERT].__setitem__((3, 4), np.nan), rf"'{EXPERT}' holds NaN or Infinity"),
         (lambda t: t["model.norm.weight"].__setitem__(3, np.inf), r"'model.norm.weight' holds NaN or Infinity"),
         (lambda t: t[EXPERT].__setitem__((3, 4), 3e38), rf"'{EXPERT}'.*too large for the fp16 scales"),
-        (lambda t: t["model.embed_tokens.weight"].__setitem__((3, 4), 1e5), r"embed_tokens.weight': a value of 100000 does not fit"),
+        (
+            lambda t: t["model.embed_tokens.weight"].__setitem__((3, 4), 1e5),
+            r"embed_tokens.weight': a value of 100000 does not fit",
+        ),
     ],
 )
 def test_wrong_tensors(tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
@@ -161,7 +197,10 @@ def test_one_tensor_in_two_shards(tmp_path: Path) -> None:
     ("config", "message"),
     [
         ({"model_type": "gpt_oss"}, r"config\.json: architecture 'gpt_oss' is not known; known are mixtral"),
-        ({"model_type": "llama", "num_local_experts": ABSENT, "num_experts_per_tok": ABSENT}, "'llama' is a dense model"),
+        (
+            {"model_type": "llama", "num_local_experts": ABSENT, "num_experts_per_tok": ABSENT},
+            "'llama' is a dense model",
+        ),
         ({"rope_scaling": {"rope_type": "zzz"}}, "rope type 'zzz'"),
         ({"num_local_experts": 9}, "is missing|has shape"),
         ({"num_hidden_layers": 3}, r"'model.layers.2.*' is missing"),

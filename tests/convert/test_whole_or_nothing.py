@@ -1,4 +1,7 @@
-"""A conversion is there whole or not at all: killed, interrupted, out of space, over an older one, twice at once (E7)."""
+"""A conversion is there whole or not at all.
+
+Killed, interrupted, out of space, over an older one, twice at once (E7).
+"""
 
 from __future__ import annotations
 
@@ -148,7 +151,11 @@ def test_converted_once(folder: Path, cache: Path) -> None:
     stamp = (out / "model.colibri").stat().st_mtime_ns
     assert ensure_converted(folder, "int4", 32) == out
     assert (out / "model.colibri").stat().st_mtime_ns == stamp
-    others = {ensure_converted(folder, "int4", 64), ensure_converted(folder, "int8", 32), ensure_converted(folder, "fp16", 32)}
+    others = {
+        ensure_converted(folder, "int4", 64),
+        ensure_converted(folder, "int8", 32),
+        ensure_converted(folder, "fp16", 32),
+    }
     assert len(others | {out}) == 4
     assert ensure_converted(folder, "fp16", 64) in others, "fp16 has no groups"
 
@@ -209,7 +216,8 @@ def test_locks(tmp_path: Path) -> None:
         assert locked_elsewhere(path)
         assert not Lock(path).acquire(wait=False)
     assert not locked_elsewhere(path)
-    hold = "import sys, time\nfrom pathlib import Path\nfrom colibri_lab.convert.lock import Lock\nLock(Path(sys.argv[1])).acquire()\n"
+    hold = "import sys, time\nfrom pathlib import Path\nfrom colibri_lab.convert.lock import Lock\n"
+    hold += "Lock(Path(sys.argv[1])).acquire()\n"
     with start(hold + "print('there', flush=True)\ntime.sleep(60)\n", path) as process:
         until_there(process)
         assert locked_elsewhere(path)

@@ -1,6 +1,6 @@
 """Makers of test inputs: tiny checkpoints, safetensors files right and wrong, tiny tokenizers. NumPy only."""
 
-from .checkpoint import ABSENT, FAMILIES, Checkpoint, Shape, base_config, exact_4bit, exact_8bit, make
+from .checkpoint import ABSENT, FAMILIES, Checkpoint, Shape, base_config, chain, exact_4bit, exact_8bit, make
 from .safetensors_writer import as_dtype, from_bf16, header_of, rounded, to_bf16, write_raw, write_safetensors
 from .tokenizers import byte_tokenizer
 
@@ -12,6 +12,7 @@ __all__ = [
     "as_dtype",
     "base_config",
     "byte_tokenizer",
+    "chain",
     "exact_4bit",
     "exact_8bit",
     "from_bf16",

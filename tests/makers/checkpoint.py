@@ -268,3 +268,19 @@ def make(family: str, seed: int = 0, *, exact: str = "", **overrides: Any) -> Ch
     if not s.tied:
         matrix("lm_head.weight", vocab, hidden, 3.0)
     return Checkpoint(config, tensors)
+
+
+def chain(following: dict[int, int], vocab: int = 64, **overrides: Any) -> Checkpoint:
+    """A Mixtral with forced greedy text: after token i comes following[i], else 0; attention and experts are off."""
+    made = make("mixtral", 0, vocab_size=vocab, hidden_size=vocab, num_attention_heads=2, head_dim=8, **overrides)
+    for name, tensor in made.tensors.items():
+        if name.endswith(("o_proj.weight", "w2.weight")):
+            tensor[:] = 0
+        elif "norm" in name:
+            tensor[:] = 1
+    made.tensors["model.embed_tokens.weight"] = np.eye(vocab, dtype=np.float32)
+    head = made.tensors["lm_head.weight"]
+    head[:] = 0
+    for token in range(vocab):
+        head[following.get(token, 0), token] = 4
+    return made

@@ -1,4 +1,7 @@
-"""Safetensors heads: odd but legal ones load, wrong ones are refused by name before anything large is allocated (B1)."""
+"""Safetensors heads.
+
+Odd but legal ones load, wrong ones are refused by name before anything large is allocated (B1).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,9 @@ def test_odd_but_legal(tmp_path: Path, metadata: dict[str, str] | None, order: l
 
 def test_empty_tensors(tmp_path: Path) -> None:
     for shape in ([0], [3, 0], [0, 0, 5]):
-        header = opened(write_raw(tmp_path / "x", {"e": entry("F32", shape, 0, 0), "b": entry("U8", [4], 0, 4)}, B.tobytes()))
+        header = opened(
+            write_raw(tmp_path / "x", {"e": entry("F32", shape, 0, 0), "b": entry("U8", [4], 0, 4)}, B.tobytes())
+        )
         assert header.entries["e"].size == 0
     assert opened(write_raw(tmp_path / "x", {}, b"")).entries == {}
 
@@ -62,7 +67,11 @@ def test_empty_tensors(tmp_path: Path) -> None:
         ({"t": entry("F32", [16, 32], 0, 512)}, 512, r"tensor 't'.*needs 2048 bytes.*has 512"),
         ({"t": entry("F32", [16, 32], 0, 2048)}, 512, r"tensor 't' ends at byte"),
         ({"a": entry("U8", [4], 0, 4), "t": entry("U8", [4], 2, 6)}, 6, r"tensor 't' overlaps"),
-        ({"a": entry("U8", [4], 0, 4), "t": entry("U8", [4], 6, 10)}, 10, r"tensor 't' begins at byte .* 2 bytes after"),
+        (
+            {"a": entry("U8", [4], 0, 4), "t": entry("U8", [4], 6, 10)},
+            10,
+            r"tensor 't' begins at byte .* 2 bytes after",
+        ),
         ({"t": entry("U8", [4], 0, 4)}, 9, r"5 bytes after the last tensor"),
         ({"t": entry("U8", [4], 4, 0)}, 4, r"tensor 't'"),
         ({"t": entry("U8", [-4], 0, 4)}, 4, r"tensor 't' has shape"),
@@ -137,7 +146,9 @@ def test_file_cut_while_open(tmp_path: Path) -> None:
 
 DTYPES = st.sampled_from(["U8", "F16", "BF16", "F32", "I64", "F8_E4M3", "F4", "X"])
 WHOLE = st.integers(-1, 9) | st.sampled_from([1 << 31, 1 << 63, (1 << 64) - 1])
-ENTRY = st.fixed_dictionaries({"dtype": DTYPES, "shape": st.lists(WHOLE, max_size=3), "data_offsets": st.lists(WHOLE, max_size=3)})
+ENTRY = st.fixed_dictionaries(
+    {"dtype": DTYPES, "shape": st.lists(WHOLE, max_size=3), "data_offsets": st.lists(WHOLE, max_size=3)}
+)
 
 
 def judge(path: Path, data: bytes) -> None:
@@ -158,18 +169,22 @@ def judge(path: Path, data: bytes) -> None:
         pytest.fail(f"the library refuses what we took: {error}")
 
 
-@settings(max_examples=400, deadline=None)
-@given(header=st.dictionaries(st.text(max_size=3), ENTRY, max_size=3), size=st.integers(0, 12), spaces=st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+@given(
+    header=st.dictionaries(st.text(max_size=3), ENTRY, max_size=3), size=st.integers(0, 12), spaces=st.integers(0, 3)
+)
 def test_any_header(tmp_path_factory: pytest.TempPathFactory, header: dict[str, Any], size: int, spaces: int) -> None:
     text = json.dumps(header).encode() + b" " * spaces
     judge(tmp_path_factory.getbasetemp() / "any", struct.pack("<Q", len(text)) + text + bytes(size))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 40))
 def test_damaged_files(tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, cut: int) -> None:
     base = tmp_path_factory.getbasetemp()
-    data = bytearray(write_safetensors(base / "good", {"a": A, "b": B, "c": A.astype(np.float16)}, {"k": "v"}).read_bytes())
+    data = bytearray(
+        write_safetensors(base / "good", {"a": A, "b": B, "c": A.astype(np.float16)}, {"k": "v"}).read_bytes()
+    )
     data[at % len(data)] = byte
     judge(base / "any", bytes(data[: len(data) - cut]))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from colibri_lab.ops.isa import available
 from colibri_lab.ops.cpu import CpuBackend
+from colibri_lab.ops.isa import available
 from colibri_lab.ops.layout import PAGE, MatrixLayout, ceil_div, expert_layouts
 from colibri_lab.ops.pack import pack_codes, pack_float
 from colibri_lab.ops.types import FFN, AttentionWeights, ExpertPages, KVPool, LayerWeights, Matrix, ModelWeights, Rows
@@ -153,7 +154,9 @@ class Maker:
 class Bound:
     """A model with state of its own, bound to a backend; `step` runs rows through all layers as the engine does."""
 
-    def __init__(self, backend, shape: Shape, seed: int = 0, poison: int = 0, model=None, shuffle: int | None = None) -> None:
+    def __init__(
+        self, backend, shape: Shape, seed: int = 0, poison: int = 0, model=None, shuffle: int | None = None
+    ) -> None:
         maker = Maker(shape, seed, poison)
         self.shape, self.backend = shape, backend
         self.weights, self.pages = model or (w := maker.weights(), maker.pages(w))
@@ -181,7 +184,7 @@ class Bound:
             if layer in self.shape.dense:
                 backend.expert_ffn(layer, n, 0, 0)
             else:
-                for first, last in zip(cuts, cuts[1:], strict=False):
+                for first, last in pairwise(cuts):
                     backend.expert_ffn(layer, n, first, last)
         rows.out_row[:n] = np.arange(n)
         backend.head(n)

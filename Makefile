@@ -1,0 +1,103 @@
+# Everything one does with a clone. Needs Python 3.11 or newer, a C compiler and make; `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.colibri-ready
+ORACLE_READY := $(VENV)/.colibri-oracle
+PEERS_READY := $(VENV)/.colibri-peers
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CHROMIUM := $(shell command -v "$${COLIBRI_BROWSER:-chromium}" || command -v chromium-browser || command -v google-chrome)
+# the locked versions and hashes are those of one platform; elsewhere pyproject's bounds decide
+LOCKED := $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if (sys.version_info[:2], p.system(), p.machine(), p.libc_ver()[0]) == ((3, 11), "Linux", "x86_64", "glibc") else "no")' 2>/dev/null)
+
+PYTEST := $(BIN)/python -m pytest
+NOTEBOOKS := COLIBRI_CACHE="$(CURDIR)/build/test-cache" $(PYTEST) --nbval-lax -n 2 --dist loadscope notebooks
+
+.PHONY: help env tools browser lab demo test test-fast test-browser test-notebooks test-oracle lint format bench lock wheel clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+tools:
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON): install Python 3.11 or newer (Debian package python3)" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) -V): Python 3.11 or newer is needed; name one with make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install the Debian package python3-venv" >&2; exit 2; }
+	@command -v $${CC:-cc} >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || { echo "no C compiler: install the Debian package build-essential (macOS: xcode-select --install)" >&2; exit 2; }
+
+browser:
+	@test -n "$(CHROMIUM)" || { echo "no Chromium for the browser tests: install the Debian package chromium, or name one with COLIBRI_BROWSER" >&2; exit 2; }
+
+env: $(READY) ## make or refresh the virtual environment in .venv
+
+$(READY): pyproject.toml constraints.txt | tools
+	@echo "making the environment in $(VENV) (some minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifeq ($(LOCKED),yes)
+	@$(PIP) install --require-hashes -r constraints.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+else
+	@$(PIP) install -e '.[test]'
+endif
+	@touch $@
+
+$(ORACLE_READY): $(READY)
+	@echo "adding torch and transformers to $(VENV)"
+	@$(PIP) install $$($(BIN)/python .ci/lock.py --extra oracle)
+	@touch $@
+
+$(PEERS_READY): $(READY)
+	@echo "adding llama-cpp-python and gguf to $(VENV) (compiles llama.cpp: some minutes)"
+	@$(PIP) install $$($(BIN)/python .ci/lock.py --extra peers)
+	@touch $@
+
+lab: env ## open JupyterLab on the quickstart, with the embedded model
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_quickstart.ipynb
+
+demo: env ## the same without a browser: text, the performance line, report.html
+	@$(BIN)/python -m colibri_lab.demo
+
+test: env browser lint test-notebooks test-browser ## everything: lint, types, imports, notebooks, browser, unit, property and golden tests
+	$(PYTEST) -n 2 -m "not browser and not oracle"
+
+test-fast: env ## unit, property and golden tests only
+	$(PYTEST) -n 2 -m "not browser and not oracle and not wheel"
+
+test-notebooks: env ## run the notebooks with nbval
+	$(NOTEBOOKS)
+
+test-browser: env browser ## drive the board in Chromium
+	$(PYTEST) -m browser tests/browser
+
+test-oracle: $(ORACLE_READY) ## make the goldens afresh with transformers and compare
+	$(PYTEST) -m oracle tests/oracle
+
+lint: env ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: env ## let ruff put the code in form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(PEERS_READY) ## decode speed against llama.cpp on random weights (m1, one thread)
+	$(BIN)/colibri-lab bench decode --shape m1 --threads 1 --peer llama.cpp
+
+wheel: env ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+lock: $(READY) ## write constraints.txt anew from pyproject.toml's bounds
+	$(BIN)/python .ci/lock.py --write
+
+clean: ## remove caches and what was built, keep the environment
+	rm -rf build dist report.html trace.jsonl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find colibri_lab tests data -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environment too
+	rm -rf $(VENV)

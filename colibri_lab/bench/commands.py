@@ -1,0 +1,104 @@
+"""`colibri-lab bench`: each command prints a table, or with --json ends with one JSON line.
+
+Exit codes: 0 done, 2 wrong input or a missing peer, 3 the machine was too noisy for the figures to be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from colibri_lab.bench.peer import PEERS, PeerError
+from colibri_lab.bench.result import Result
+
+app = typer.Typer(
+    help="Measure the engine beside its limits and its peers.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+VALIDATION = Path(__file__).resolve().parents[2] / "data" / "validation"  # in a checkout
+
+Json = Annotated[bool, typer.Option("--json", help="end with one JSON line instead of a table")]
+
+
+@app.command("decode")
+def decode_command(
+    shape: Annotated[str, typer.Option(help="random weights of this shape: nano, m0, m1, m2")] = "m1",
+    threads: Annotated[int, typer.Option(min=1, help="compute threads of both sides")] = 1,
+    peer: Annotated[str, typer.Option(help=f"run beside: {', '.join(PEERS)}")] = "none",
+    rounds: Annotated[int, typer.Option(min=1)] = 7,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens decoded in a round")] = 32,
+    prompt: Annotated[int, typer.Option(min=1, help="tokens of the prompt before them")] = 128,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    precision: Annotated[str, typer.Option(help="fast or exact")] = "fast",
+    repack: Annotated[bool, typer.Option(help="llama.cpp lays its weights out anew at load (its default)")] = True,
+    mmap: Annotated[bool, typer.Option(help="llama.cpp maps its file (its default)")] = True,
+    peer_python: Annotated[
+        str | None, typer.Option(help="interpreter that has the peer; default COLIBRI_PEER_PYTHON, else this one")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Tokens a second on random weights, beside a peer and the memory's floor."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import decode
+
+        if peer not in PEERS:
+            raise ValueError(f"--peer {peer!r} is none of {', '.join(PEERS)}")
+        chosen = decode.shape_named(shape)
+        longest = chosen.positions - tokens - 1
+        if prompt > longest:
+            raise ValueError(f"--prompt {prompt} is longer than shape {shape} leaves room for: {longest}")
+        plan = decode.Plan(chosen, threads, rounds, tokens, prompt, seed, precision)
+        return decode.run(plan, peer, peer_python, repack, mmap)
+
+    finish(measure, json)
+
+
+@app.command("telemetry")
+def telemetry_command(
+    shape: Annotated[str, typer.Option(help="nano, m0, m1, m2 or embedded")] = "m1",
+    rounds: Annotated[int, typer.Option(min=2)] = 30,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens decoded in a round")] = 32,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: Json = False,
+) -> None:
+    """What full telemetry costs: decode with and without it, in turn."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import decode, ours, overhead
+
+        return overhead.run(None if shape == ours.EMBEDDED else decode.shape_named(shape), rounds, tokens, seed)
+
+    finish(measure, json)
+
+
+@app.command("perplexity")
+def perplexity_command(
+    text: Annotated[Path, typer.Option(help="folder of held-out texts, one .txt for each domain")] = VALIDATION,
+    characters: Annotated[int, typer.Option(min=1, help="of each domain")] = 12000,
+    json: Json = False,
+) -> None:
+    """What quantisation costs the embedded model: int8 and int4 beside fp16."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import quality
+
+        return quality.run(text, characters=characters)
+
+    finish(measure, json)
+
+
+def finish(measure: Callable[[], Result], as_json: bool) -> None:
+    """Run, print, and leave with the exit code that the result asks for."""
+    try:
+        result = measure()
+    except (PeerError, ValueError) as error:
+        typer.echo(f"colibri-lab: error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(result.to_json())
+    else:
+        result.show()
+    raise typer.Exit(result.exit_code)

@@ -1,0 +1,165 @@
+"""`colibri-lab bench` as a person and as a program meets it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colibri_lab.bench import commands, decode, llama_child, main
+from colibri_lab.bench.harness import Block
+from colibri_lab.bench.peer import LlamaPeer, PeerError
+from colibri_lab.bench.result import Result
+
+
+def last_line(text: str) -> Any:
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def test_decode_prints_the_one_form(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["decode", "--shape", "nano", "--rounds", "2", "--tokens", "4", "--prompt", "8", "--json"])
+    form = last_line(capsys.readouterr().out)
+    assert code in (0, 3)
+    assert form["noisy"] is (code == 3)
+    rows = {row["what"]: row for row in form["rows"]}
+    speed = rows["decode, 1 thread, CPU time"]
+    assert speed["unit"] == "tokens/s"
+    assert speed["value"] > 0
+    assert speed["share"] == pytest.approx(speed["value"] / speed["limit"], rel=1e-3)
+    assert speed["peer"] is None
+    assert speed["ratio"] is None
+
+
+def test_telemetry_states_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["telemetry", "--shape", "nano", "--rounds", "2", "--tokens", "4", "--json"])
+    rows = last_line(capsys.readouterr().out)["rows"]
+    assert code in (0, 3)
+    assert [row["limit"] for row in rows if row["unit"] == "% of decode"] == [2.0, 1.0]
+
+
+def test_perplexity_compares_with_fp16(tmp_path: Path, capsys: pytest.CaptureFixture[str], top: Path) -> None:
+    text = (top / "data" / "validation" / "math.txt").read_text()
+    (tmp_path / "math.txt").write_text(text[:1500])
+    assert main(["perplexity", "--text", str(tmp_path), "--json"]) == 0
+    rows = {row["what"]: row for row in last_line(capsys.readouterr().out)["rows"]}
+    assert rows["int4, math"]["peer_value"] < 3
+    assert rows["int4, all domains"]["value"] < 1.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["decode", "--shape", "m9"], "nano, m0, m1, m2"),
+        (["decode", "--shape", "nano", "--peer", "vapour"], "none, llama.cpp"),
+        (["decode", "--shape", "nano", "--prompt", "5000"], "leaves room for"),
+        (["telemetry", "--shape", "m9"], "nano, m0, m1, m2"),
+        (["perplexity", "--text", "nowhere"], "data/validation"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert said in errors[0]
+
+
+def test_missing_peer_names_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An interpreter without llama-cpp-python: a copy of this one that sees no site-packages."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    assert main(["decode", "--shape", "nano", "--peer", "llama.cpp", "--peer-python", str(bare)]) == 2
+    assert "colibri-lab[peers]" in capsys.readouterr().err
+
+
+def test_missing_interpreter_is_named() -> None:
+    with pytest.raises(PeerError, match="no-such-python"):
+        LlamaPeer("no-such-python")
+
+
+def test_a_child_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 5\n")
+    dying.chmod(0o755)
+    with LlamaPeer(str(dying)) as peer, pytest.raises(PeerError, match="out of luck"):
+        peer.ask("load")
+
+
+def test_the_childs_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests in order; an error is an answer and not the end; close ends."""
+
+    class Fake:
+        settings = "none"
+
+        def __init__(self, path: str) -> None:
+            if path != "good":
+                raise OSError(f"cannot load {path}")
+
+        def decode(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+            return {"prompt": [1, 1, 0], "steps": [[1, 1, 0] for _ in tokens]}
+
+    monkeypatch.setattr(llama_child, "Llama", Fake)
+    asked = [
+        {"op": "load", "path": "bad"},
+        {"op": "load", "path": "good"},
+        {"op": "decode", "prompt": [1], "tokens": [2, 3]},
+        {"op": "close"},
+        {"op": "decode", "prompt": [1], "tokens": [4]},
+    ]
+    said = io.StringIO()
+    llama_child.serve(io.StringIO("".join(json.dumps(line) + "\n" for line in asked)), said)
+    answers = [json.loads(line) for line in said.getvalue().splitlines()]
+    assert "cannot load bad" in answers[0]["error"]
+    assert answers[1] == {"settings": "none"}
+    assert len(answers[2]["steps"]) == 2
+    assert len(answers) == 3
+
+
+def test_noise_is_told_by_the_rounds() -> None:
+    """Ratios that differ make a run noisy; a machine that slows both sides alike does not."""
+
+    def judged(mine: list[float], theirs: list[float]) -> list[str]:
+        rounds = decode.Rounds(
+            decode=[Block(1, cpu_s=1 / rate) for rate in mine],
+            peer_decode=[Block(1, cpu_s=1 / rate) for rate in theirs],
+            memory=[10.0, 10.0, 10.0, 10.0],
+        )
+        result = Result("x")
+        decode._judge(rounds, result, one=True, delay=0.5)
+        return result.reasons
+
+    assert not judged([100, 50, 100, 50], [50, 25, 50, 25])
+    assert judged([100, 50, 100, 50], [50, 50, 50, 50])
+
+
+def test_exit_code_of_a_noisy_run(capsys: pytest.CaptureFixture[str]) -> None:
+    import typer
+
+    with pytest.raises(typer.Exit) as left:
+        commands.finish(lambda: Result("x", reasons=["busy"]), True)
+    assert left.value.exit_code == 3
+    assert last_line(capsys.readouterr().out)["noisy"] is True
+
+
+def test_same_tokens_go_to_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the peer decodes is what we decoded before it, so both read the same experts."""
+    seen: list[tuple[list[int], list[int]]] = []
+
+    class Fake:
+        name, settings = "fake", "none"
+
+        def decode(self, prompt: list[int], tokens: list[int]) -> tuple[Block, Block]:
+            seen.append((prompt, tokens))
+            return Block(len(prompt), 1, 1), Block(len(tokens), 1, 1)
+
+    plan = decode.Plan(decode.shape_named("nano"), rounds=1, tokens=5, prompt=6)
+    with decode._engine(plan) as engine:
+        decode._rounds(plan, engine, Fake())  # type: ignore[arg-type]
+        for prompt, tokens in seen:
+            ours = [token.id for token in engine.generate(prompt, max_tokens=6)]
+            assert tokens == ours[:-1]
+    assert len(seen) == 2  # the round to warm up, and the one that counts

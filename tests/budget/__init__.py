@@ -1,0 +1,1 @@
+"""The memory budget is honest: measured from outside, on a model that is much larger."""

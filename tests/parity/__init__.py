@@ -1,0 +1,1 @@
+"""Our engine against the goldens of tests/oracle."""

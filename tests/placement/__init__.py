@@ -1,0 +1,1 @@
+"""Placement changes speed, never tokens."""
