@@ -85,7 +85,8 @@ def page(view: RunView, counters: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _card(title: str, body: str) -> str:
-    return f"<section class='card'><h3><b>{escape(title)}</b></h3>{body}</section>"
+    head = f"<div class='head' role='heading' aria-level='3'><b>{escape(title)}</b></div>"
+    return f"<section class='card'>{head}{body}</section>"
 
 
 def _panels(view: RunView) -> str:

@@ -22,7 +22,7 @@ STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 def panel(title: str, sub: str, body: str, keys: Keys) -> str:
     marks = "".join(f"<span><i style='background:{colour}'></i>{escape(words)}</span>" for words, colour in keys)
-    head = f"<h3><b>{escape(title)}</b><span>{escape(sub)}</span></h3>"
+    head = f"<div class='head' role='heading' aria-level='3'><b>{escape(title)}</b><span>{escape(sub)}</span></div>"
     return f"<section class='card'>{head}{body}<div class='keys'>{marks}</div></section>"
 
 
