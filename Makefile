@@ -56,7 +56,7 @@ $(PEERS_READY): $(READY)
 	@touch $@
 
 lab: env ## open JupyterLab on the quickstart, with the embedded model
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_quickstart.ipynb
+	$(BIN)/colibri-lab lab
 
 demo: env ## the same without a browser: text, the performance line, report.html
 	@$(BIN)/python -m colibri_lab.demo

@@ -116,8 +116,9 @@ def bench(context: typer.Context) -> None:
 
 @app.command()
 def lab(notebook: Annotated[Path | None, typer.Argument(help="notebook to open; none: the quickstart")] = None) -> None:
-    """Open JupyterLab on the quickstart."""
+    """Open JupyterLab on the quickstart, on loopback; it asks nobody outside for news or newer versions."""
     import importlib.util
+    import os
     import subprocess
 
     if importlib.util.find_spec("jupyterlab") is None:
@@ -128,7 +129,11 @@ def lab(notebook: Annotated[Path | None, typer.Argument(help="notebook to open; 
         _fail(f"{notebook}: no such notebook")
     if chosen is None:
         _info("lab", "notebooks/ is not part of an installed package: opening JupyterLab in this folder")
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", *([str(chosen)] if chosen else [])]))
+    command = [sys.executable, "-m", "jupyterlab", "--LabApp.news_url=None"]
+    command.append("--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:  # JupyterLab refuses root unless told; in a container one often is
+        command.append("--allow-root")
+    raise typer.Exit(subprocess.call([*command, *([str(chosen)] if chosen else [])]))
 
 
 def _later(name: str, what: str) -> None:

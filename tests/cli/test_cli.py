@@ -40,7 +40,7 @@ def test_text_alone_on_stdout(model: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.endswith("\n") and len(done.stdout.split()) >= 4 and "INFO" not in done.stdout
     for what in (
-        "model   tiny moe é: mixtral",
+        "model   tiny-moe: mixtral",
         "router  softmax",
         "pager   1.0 of 8.0 MiB",
         "kv      2048",
