@@ -7,6 +7,7 @@ out from the counters and reports how many it missed (Batch.missing).
 from __future__ import annotations
 
 import threading
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ __all__ = ["Batch", "Cursor", "NullTelemetry", "Recorder", "ReplaySource", "Sour
 __all__ += ["TraceError", "replay"]
 
 _U4, _U2 = (1 << 32) - 1, (1 << 16) - 1
+_CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i"}
+_PACKED = Struct("=" + "".join(_CODES[TOKEN[name].str[1:]] for name in TOKEN.names or ()))
 
 
 class _Ring:
@@ -58,6 +61,8 @@ class Telemetry:
         self._rings = {"notes": self._notes, "texts": self._texts, "sequences": self._sequences}
         self._rings |= {"pages": self._pages, "slots": self._slots, "tokens": self._tokens}
         self._row, self._route, self._weight, self._slot = self._tokens.arrays
+        self._bytes, self._slot_bytes = (a.view("u1").reshape(-1).data for a in (self._row, self._slot))
+        self._packed_slot = Struct(f"={layers}i")
         self._columns = {name: self._row[name] for name in TOKEN.names or ()}
         self._same = np.zeros(1, TOKEN)  # what all rows of a step share
         self._facts: Facts = {}
@@ -94,18 +99,12 @@ class Telemetry:
         if n == 0:
             return
         if n == 1:
-            at = ring.written
-            ring.claimed = at + 1
-            i = at % ring.size
-            self._row[i] = (
-                t_ns, sequence[0], position[0], token[0], phase if isinstance(phase, int) else np.ravel(phase)[0], 1,
-                latency_ns, min(attention_ns, _U4), min(io_ns, _U4), min(experts_ns, _U4), min(head_ns, _U4),
-                min(faults, _U2), min(hits, _U2), min(evictions, _U2), bytes_read,
+            one = phase if isinstance(phase, int) else int(np.ravel(phase)[0])
+            self.one(
+                t_ns, int(sequence[0]), int(position[0]), int(token[0]), one, latency_ns, attention_ns, io_ns,
+                experts_ns, head_ns, faults, hits, evictions, bytes_read, route[0], weight[0],
+                np.asarray(slot[0]).tolist(),
             )  # fmt: skip
-            self._route[i] = route[0]
-            self._weight[i] = weight[0]
-            self._slot[i] = slot[0]
-            ring.written = at + 1
             return
         one_phase = np.ndim(phase) == 0
         each: Any = latency_ns // n if one_phase and phase == Phase.PREFILL else latency_ns
@@ -127,6 +126,45 @@ class Telemetry:
         row["faults"], row["hits"], row["evictions"] = min(faults, _U2), min(hits, _U2), min(evictions, _U2)
         row["bytes_read"] = bytes_read
         ring.written = ring.claimed
+
+    def one(
+        self,
+        t_ns: int,
+        sequence: int,
+        position: int,
+        token: int,
+        phase: int,
+        latency_ns: int,
+        attention_ns: int,
+        io_ns: int,
+        experts_ns: int,
+        head_ns: int,
+        faults: int,
+        hits: int,
+        evictions: int,
+        bytes_read: int,
+        route: Any,
+        weight: Any,
+        slot: list[int],
+    ) -> None:
+        """A step of one row: numbers, route and weight [L, k], slot as a list of L ints.
+
+        After a step that read all its weights from memory no cache holds this code or its data: what it touches is what
+        it costs, so the record is packed by one small C function and not by NumPy's assignment of fields.
+        """
+        ring = self._tokens
+        at = ring.written
+        ring.claimed = at + 1
+        i = at % ring.size
+        _PACKED.pack_into(
+            self._bytes, i * _PACKED.size, t_ns, sequence, position, token, phase, 1,
+            latency_ns, min(attention_ns, _U4), min(io_ns, _U4), min(experts_ns, _U4), min(head_ns, _U4),
+            min(faults, _U2), min(hits, _U2), min(evictions, _U2), bytes_read,
+        )  # fmt: skip
+        self._route[i] = route
+        self._weight[i] = weight
+        self._packed_slot.pack_into(self._slot_bytes, i * self._packed_slot.size, *slot)
+        ring.written = at + 1
 
     def _put(self, n: int, differ: dict[str, Any], route: Any, weight: Any, slot: Any) -> int:
         """Claims and fills n rows, in two parts where the ring ends; returns the index of the last."""
@@ -220,6 +258,9 @@ class NullTelemetry(Telemetry):
         super().__init__(layers, experts, top_k, capacity)
 
     def step(self, *_: Any, **__: Any) -> None:
+        return
+
+    def one(self, *_: Any, **__: Any) -> None:
         return
 
     def _one(self, ring: _Ring, row: tuple[Any, ...]) -> None:

@@ -18,6 +18,7 @@ from colibri_lab.model.store import write_model
 from colibri_lab.ops.layout import MatrixLayout
 from colibri_lab.ops.pack import pack_codes
 from colibri_lab.paths import cache_dir, embedded_model
+from colibri_lab.telemetry import Telemetry
 
 EMBEDDED = "embedded"  # in place of a shape's name: the model that comes with the project
 
@@ -101,6 +102,14 @@ def load(shape: Shape | None, seed: int, threads: int, **settings: Any) -> Engin
     engine = Engine.load(path, threads=threads, **settings)
     engine.settings.expert_cache_bytes = engine.describe()["experts_total_bytes"]
     return engine
+
+
+def listen(engine: Engine, telemetry: Telemetry) -> None:
+    """From now on the engine tells another telemetry what it does; a silent one hears of no pages, as when loaded."""
+    parts, enabled = engine._parts, telemetry.enabled
+    engine._stepper.telemetry = telemetry
+    parts.pager.on_page = telemetry.page if enabled else None
+    parts.kv.on_slot = telemetry.slot if enabled else None
 
 
 def decode(engine: Engine, prompt: list[int], tokens: int) -> tuple[Block, Block, list[int]]:

@@ -198,7 +198,17 @@ class Stepper:
               before: tuple[int, int, int, int]) -> None:  # fmt: skip
         if not self.telemetry.enabled:
             return
-        t, n = self.transformer, rows_of(works)
+        t, n, now = self.transformer, rows_of(works), self._counts()
+        times = end - begin, t.attention_ns, t.io_ns, t.experts_ns, end - head
+        counts = now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3]
+        if n == 1:
+            work, chosen = works[0], tokens[0]
+            phase = DECODE if work.start >= work.sequence.prompt else PREFILL
+            id, slots = -1 if chosen is None else chosen[0], self.kv.slots_of_first_row()
+            self.telemetry.one(
+                end, work.sequence.number, work.start, id, phase, *times, *counts, t.route[:, 0], t.gate[:, 0], slots
+            )
+            return
         numbers: list[int] = []
         ids: list[int] = []
         phases: list[int] = []
@@ -208,9 +218,4 @@ class Stepper:
             phases += [DECODE if work.start >= work.sequence.prompt else PREFILL] * work.count
         position, route, gate = t.rows.position[:n], t.route[:, :n].swapaxes(0, 1), t.gate[:, :n].swapaxes(0, 1)
         slot = self.kv.slots_of_rows()
-        now = self._counts()
-        self.telemetry.step(
-            end, numbers, position, ids, phases[0] if n == 1 else phases,
-            end - begin, t.attention_ns, t.io_ns, t.experts_ns, end - head,
-            now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3], route, gate, slot,
-        )  # fmt: skip
+        self.telemetry.step(end, numbers, position, ids, phases, *times, *counts, route, gate, slot)

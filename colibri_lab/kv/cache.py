@@ -135,6 +135,10 @@ class KVCache:
         """int32 [n, L]: the slot that each row's K/V of the last step went to in each layer."""
         return np.array(self._placed, np.int32).T
 
+    def slots_of_first_row(self) -> list[int]:
+        """The same for row 0 alone, per layer."""
+        return [used[0] for used in self._placed]
+
     def table(self, seat: int) -> list[dict[int, list[int]]]:
         """Per layer: owner -> slots, BASE among the owners. A copy, for views and tests."""
         return [{o: list(s) for o, s in (*t.own.items(), (BASE, t.base)) if s} for t in self._tables[seat]]
