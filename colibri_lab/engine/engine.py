@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -38,7 +39,7 @@ class Engine:
         limits = {"max_batch_size": p.config.max_batch_size, "prefill_chunk": p.config.prefill_chunk}
         self._board = Board(p.config, limits, p.pager.check)
         self._stepper = Stepper(self._board, p.transformer, p.pager, p.kv, p.telemetry)
-        self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.abandoned)
+        self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.due)
         self._one_evaluation = threading.Lock()  # there is one spare seat for logits and perplexity
         self._numbers = iter(range(1, 1 << 32))
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -68,7 +69,7 @@ class Engine:
         ]
 
     def begin(self, prompt: str | Sequence[int], asked: Asked) -> tuple[Request, Iterator[Token]]:
-        """The request behind `generate` and its iterator; setting `request.cancelled` ends a wait for `pace`."""
+        """The request behind `generate` and its iterator; setting `request.cancelled` ends it at the next step."""
         request = prepare(self._parts, prompt, asked, next(self._numbers))
         return request, self._tokens(request)
 
@@ -101,7 +102,7 @@ class Engine:
     @property
     def settings(self) -> Settings:
         """Live settings: `engine.settings.expert_cache_bytes = "8MiB"` acts before the next token."""
-        return Settings(self._board, lambda: self._turn.sweep(anyway=True))
+        return Settings(self._board, self._turn.sweep)
 
     def counters(self) -> dict[str, dict[str, int | float]]:
         """What has been done so far: counts, bytes and seconds, by system."""
@@ -179,30 +180,30 @@ class Engine:
         return show.html(self.describe(), self.counters())
 
     def _tokens(self, request: Request) -> Iterator[Token]:
-        due = 0.0
+        last = -math.inf
         try:
             while (token := self._next(request)) is not None:
-                due = self._wait(request, due)
+                last = self._wait(request, last)
                 yield token
         finally:
             self._abandon(request)
 
     def _batch(self, requests: list[Request]) -> Iterator[tuple[int, Token]]:
         error: Exception | None = None
-        due = dict.fromkeys(range(len(requests)), 0.0)
+        last = dict.fromkeys(range(len(requests)), -math.inf)
         try:
             for request in requests:
                 self._enter(request)
-            while due:
-                for i in list(due):
+            while last:
+                for i in list(last):
                     try:
                         token = self._next(requests[i])
                     except RequestError as failed:
                         error, token = error or failed, None
                     if token is None:
-                        del due[i]
+                        del last[i]
                         continue
-                    due[i] = self._wait(requests[i], due[i])
+                    last[i] = self._wait(requests[i], last[i])
                     yield i, token
         finally:
             for request in requests:
@@ -224,7 +225,7 @@ class Engine:
             if request.error is not None:
                 raise request.error
             self._check_open()
-            if request.over is not None:
+            if request.over is not None or request.cancelled:
                 return None
             self._turn.attempt(lambda: self._step_for(request), 0.002)  # another thread may step for it too: look again
         return request.ready.popleft()
@@ -243,8 +244,10 @@ class Engine:
             self._stepper.abandoned.append(request)
             self._turn.sweep()
 
-    def _wait(self, request: Request, due: float) -> float:
-        """Hold a token back until `pace` allows it; returns when the one after it is due."""
-        while (pace := self._board.config.pace) and (left := due - time.monotonic()) > 0 and not request.cancelled:
+    def _wait(self, request: Request, last: float) -> float:
+        """Hold a token back until `pace`, as it is now, allows it; `last` and the result: when a token was due."""
+        while (pace := self._board.config.pace) and (left := last + 1 / pace - time.monotonic()) > 0:
+            if request.cancelled:
+                break
             time.sleep(min(left, 0.02, 1 / pace))
-        return max(due, time.monotonic() - 0.005) + 1 / pace if pace else 0.0
+        return max(last + 1 / pace, time.monotonic() - 0.005) if pace else time.monotonic()

@@ -12,7 +12,7 @@ from ..dispatch.waves import Dispatcher
 from ..errors import ConfigError
 from ..kv.cache import KVCache
 from ..kv.slots import SlotPool, allocate
-from ..memory import free_memory, usable_cores
+from ..memory import usable_cores
 from ..model.store import ModelFile
 from ..model.tokenizer import Tokenizer
 from ..model.transformer import Transformer
@@ -106,14 +106,10 @@ def build(config: Config) -> Parts:
 
         transfer = Transfer(file, config.io_threads)
         stack.callback(transfer.close)
-        expert_bytes = file.expert_pages * 65536
-        everything = sum(spec.sparse) * spec.experts * expert_bytes
-        budget = config.expert_cache_bytes
-        if budget is None:
-            budget = max(min(everything, free_memory() // 2), spec.top_k * expert_bytes)
         pager = Pager(
             layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=spec.top_k, pages=file.expert_pages,
-            budget=budget, policy=make_policy(config.eviction_policy), transfer=transfer, on_page=on_page,
+            budget=config.expert_cache_bytes, policy=make_policy(config.eviction_policy), transfer=transfer,
+            on_page=on_page,
         )  # fmt: skip
         capacity = config.max_batch_size + config.prefill_chunk
         rows = Rows.allocate(capacity, spec.hidden_size, spec.experts, spec.top_k, spec.vocab_size)

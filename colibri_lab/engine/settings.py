@@ -40,6 +40,11 @@ class Board:
             self.config = config
             self._pending |= {name: getattr(config, name) for name in values}
 
+    @property
+    def changed(self) -> bool:
+        """Whether something was written that the engine has not taken over yet."""
+        return bool(self._pending)
+
     def take(self) -> tuple[Config, dict[str, Any]]:
         """The settings, and what changed since the last call."""
         if not self._pending:

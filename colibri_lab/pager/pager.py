@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..events import PageKind
+from ..memory import free_memory
 from ..ops.types import ExpertPages
 from .frames import Frames
 from .policy import Policy
@@ -27,7 +28,7 @@ class Pager:
     on_page(t_ns, kind, layer, expert, pages, wait_ns, step) is told of faults and evictions.
     """
 
-    def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int, budget: int,
+    def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int, budget: int | None,
                  policy: Policy, transfer: Transfer, on_page: Any = None, poison: bool = False) -> None:  # fmt: skip
         self.experts, self.top_k = experts, top_k
         self._policy, self._transfer = policy, transfer
@@ -40,7 +41,7 @@ class Pager:
         self._run = [-1] * (layers * experts)  # key -> run, the table's short form
         self.resident = 0
         self.faults = self.hits = self.evictions = self.bytes_read = self.wait_ns = 0
-        self.resize(budget)
+        self.resize(self.default() if budget is None else budget)
 
     @property
     def arrays(self) -> ExpertPages:
@@ -128,6 +129,11 @@ class Pager:
                 f"one token needs {self.top_k} experts at once, so the least is {self.least / MIB:.4g} MiB"
             )
         return min(budget // self.frames.run_bytes, self.frames.most)
+
+    def default(self) -> int:
+        """Bytes of the budget where none was chosen: half of what memory could be had, at most all experts."""
+        held = self.resident * self.frames.run_bytes
+        return max(self.least, min(self.most, (free_memory() + held) // 2))
 
     def resize(self, budget: int) -> None:
         """Change the budget between steps: experts leave by policy, the rest close up, memory returns to the system."""

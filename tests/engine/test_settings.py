@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,30 @@ def test_the_budget_acts_at_the_next_token(load: Load) -> None:
     faults = engine.counters()["pager"]["faults"]
     list(tokens)
     assert engine.counters()["pager"]["experts_resident"] > 4 and engine.counters()["pager"]["faults"] > faults
+
+
+def test_a_budget_written_while_the_last_token_is_made_is_in_force_after_it(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load()
+    commit = engine._stepper._commit
+
+    def write_first(*step: Any) -> None:
+        writer = threading.Thread(target=engine.settings.set, kwargs={"expert_cache_bytes": "1MiB"})
+        writer.start()
+        writer.join()
+        assert engine.counters()["pager"]["frames"] == 128, "never inside a step"
+        commit(*step)
+
+    monkeypatch.setattr(engine._stepper, "_commit", write_first)
+    list(engine.generate("A", max_tokens=1))
+    assert engine.counters()["pager"]["frames"] == 16
+
+
+def test_no_budget_is_the_default_budget_while_running_too(load: Load) -> None:
+    engine = load(expert_cache_bytes="256KiB")
+    engine.settings.expert_cache_bytes = None
+    assert engine.counters()["pager"]["frames"] == 128 and engine.settings.expert_cache_bytes is None
 
 
 def test_wrong_writes_change_nothing(load: Load) -> None:
@@ -59,6 +85,17 @@ def test_pace(load: Load) -> None:
     begin = time.monotonic()
     list(engine.generate("A", max_tokens=11))
     assert time.monotonic() - begin < 0.15
+
+
+def test_a_new_pace_ends_the_wait_of_the_old_one(load: Load) -> None:
+    engine = load(pace=0.01)
+    tokens = engine.generate("A", max_tokens=3)
+    next(tokens)
+    change = threading.Timer(0.1, engine.settings.set, kwargs={"pace": 100})
+    change.start()
+    begin = time.monotonic()
+    list(tokens)
+    assert 0.05 < time.monotonic() - begin < 2.0
 
 
 def test_chunk_and_batch_show_in_the_steps(load: Load) -> None:
