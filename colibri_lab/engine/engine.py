@@ -19,7 +19,7 @@ from ..errors import EngineClosed, RequestError
 from . import evaluate, show
 from .interrupt import Shield
 from .loading import Parts, build, settle
-from .request import Asked, prepare, prompt_ids
+from .request import Asked, prepare, prompt_ids, text_or_ids
 from .sequence import Reason, Request, Token
 from .settings import Board, Settings
 from .step import Stepper
@@ -82,10 +82,10 @@ class Engine:
         requests = [prepare(self._parts, prompt, asked, next(self._numbers)) for prompt in prompts]
         return self._batch(requests)
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """float32 [T, vocabulary] for T token ids: row t is what the model says after ids[: t + 1]."""
+    def logits(self, ids: str | Sequence[int]) -> NDArray[np.float32]:
+        """float32 [T, vocabulary] for T token ids (or a text's): row t is what the model says after ids[: t + 1]."""
         self._check_open()
-        ids = prompt_ids(self._parts, list(ids))
+        ids = prompt_ids(self._parts, text_or_ids(self._parts, ids))
         with self._one_evaluation:
             return evaluate.logits(self._stepper, self._turn.take, self._abandon, ids, self._parts.file.spec.vocab_size)
 
@@ -93,7 +93,8 @@ class Engine:
         """exp of the mean negative log-likelihood per token; long texts in half-overlapping windows of the context."""
         self._check_open()
         p = self._parts
-        ids = p.tokenizer.encode(text) if isinstance(text, str) else prompt_ids(p, list(text), any_length=True)
+        ids = text_or_ids(p, text)
+        ids = ids if isinstance(text, str) else prompt_ids(p, ids, any_length=True)
         with self._one_evaluation:
             return evaluate.perplexity(
                 self._stepper, self._turn.take, self._abandon, ids, p.tokenizer.bos, p.max_positions
