@@ -51,7 +51,7 @@ def settle(source: str | Path | Config, overrides: dict[str, Any]) -> Config:
     """The settings of a Config, of a YAML file, or of a model's path."""
     if isinstance(source, Config):
         config = source.replace(**overrides) if overrides else source
-    elif Path(source).suffix.lower() in YAML:
+    elif Path(source).suffix.lower() in YAML and not Path(source).is_dir():
         config = Config.from_yaml(source, **overrides)
     else:
         if "model_path" in overrides:
@@ -97,6 +97,8 @@ def build(config: Config) -> Parts:
         stack.callback(file.close)
         spec = file.spec
         tokenizer = Tokenizer.open(folder)
+        if config.tokenizer_path and tokenizer.kind == "ids":
+            raise ConfigError(f"tokenizer_path: {folder}: no tokenizer.json and no tokenizer.model is there")
         threads = config.threads or usable_cores()
         backend, why = choose_backend(config.backend, config.precision, threads)
         stack.callback(backend.close)

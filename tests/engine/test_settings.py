@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -148,6 +150,12 @@ def test_ways_to_load(model: Path, tmp_path: Path) -> None:
         with Engine.load(source, **settings) as engine:
             assert engine.settings.prefill_chunk == settings.get("prefill_chunk", 64)
             assert next(engine.generate("The sea")).id
+    (tmp_path / "odd.yaml").symlink_to(model)
+    with Engine.load(tmp_path / "odd.yaml", threads=1, tokenizer_path=model / "tokenizer.json") as engine:
+        assert engine.tokenizer.kind == "tokenizers"
+    for wrong in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ConfigError, match=f"tokenizer_path: {wrong}: no tokenizer"):
+            Engine.load(model, tokenizer_path=wrong)
     with pytest.raises(ConfigError, match="no such model"):
         Engine.load(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"neither model\.colibri nor config\.json"):
@@ -170,3 +178,19 @@ def test_a_hugging_face_folder_is_converted_once(tmp_path: Path, monkeypatch: py
     with Engine.load(embedded_model(), quantize="int8", threads=1) as engine:
         assert "".join(t.text for t in engine.generate("The sea", max_tokens=5)) == first
     assert len(made) == 1 and made[0].stat().st_mtime_ns == stamp
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from colibri_lab import Recorder, report
+    from colibri_lab.paths import embedded_model
+    from colibri_lab.telemetry import replay
+
+    odd = os.fsencode(tmp_path) + b"/m\xff\xc3\xa9 x"
+    shutil.copytree(os.fsencode(embedded_model()), odd)
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    with Engine.load(os.fsdecode(odd), threads=1) as engine:
+        recorder = Recorder(engine.telemetry, tmp_path / "t.jsonl")
+        assert list(engine.generate("The sea", max_tokens=2))
+        assert engine.describe()["model"] == "m?é x"
+        report(engine, tmp_path / "r.html")
+        assert replay(recorder.close()).engine["model"] == "m?é x"
