@@ -69,8 +69,6 @@ def trace(
     from .telemetry import Recorder
 
     with _engine(config, model, settings) as engine:
-        if not engine.settings.telemetry:
-            raise ConfigError("settings: telemetry: must be on to record a trace")
         recorder = Recorder(engine.telemetry, out)
         try:
             _generate(engine, _prompt(prompt), sampling, as_json=False)

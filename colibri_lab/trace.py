@@ -8,6 +8,7 @@ events.py beside it.
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import os
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+
+from colibri_lab.errors import ConfigError
 
 FORMAT, VERSION = "colibri-trace", 1
 STREAMS = ("tokens", "pages", "slots", "sequences", "texts", "notes")
@@ -116,6 +119,10 @@ class Recorder:
 
     def __init__(self, telemetry: Source, path: str | os.PathLike[str], engine: Facts | None = None) -> None:
         self.path = Path(path)
+        if not getattr(telemetry, "enabled", True):
+            raise ConfigError("settings: telemetry: must be on to record a trace")
+        if self.path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder, not a file to write", str(self.path))
         self.error: Exception | None = None
         self.events = 0
         self._part = self.path.with_name(self.path.name + ".part")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Mapping
@@ -38,13 +39,21 @@ def figure(view: RunView) -> str:
 
 
 def report(source: Any, path: str | os.PathLike[str], counters: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """Writes the report and returns its path. source: a RunView, a Telemetry, a ReplaySource, or an engine."""
+    """Writes the report and returns its path. source: a RunView, a Telemetry, a ReplaySource, or an engine.
+
+    OSError names `path` where it cannot be written.
+    """
     view = as_view(source)
     if counters is None and hasattr(source, "describe"):
         counters = source.counters()
     target = Path(path)
     text = page(view, counters or {})
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder, not a file to write", str(target))
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

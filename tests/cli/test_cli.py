@@ -95,6 +95,8 @@ def test_json_is_one_strict_line(model: Path, tmp_path: Path) -> None:
         (["generate", "--max-tokens", "many"], "--max-tokens"),
         (["convert", "no/such", "out"], "no/such"),
         (["trace", "--max-tokens", "2", "--out", "no/such/folder/trace.jsonl"], "no/such/folder"),
+        (["trace", "--out", "."], ".: is a folder, not a file to write"),
+        (["trace", "--set", "telemetry=false"], "telemetry: must be on to record a trace"),
         (["doctor"], "doctor: not available yet"),
         (["plan", "--anything", "3"], "plan: not available yet"),
         (["serve"], "serve: not available yet"),

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colibri_lab.telemetry import Recorder, Telemetry, TraceError, replay
+from colibri_lab.errors import ConfigError
+from colibri_lab.telemetry import NullTelemetry, Recorder, Telemetry, TraceError, replay
 from tests.widgets.fake import FakeEngine
 
 PAGE = b'{"e":"page","t_ns":-1,"kind":0,"layer":0,"expert":0,"pages":1,"wait_ns":0,"step":0}'
@@ -135,6 +136,16 @@ def test_hostile_files_name_the_file_and_the_line(recorded, tmp_path, change, sa
         replay(bad)
     assert "bad.jsonl" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, "."):
+        with pytest.raises(IsADirectoryError, match="is a folder, not a file"):
+            Recorder(Telemetry(1, 1, 1), folder)
+    with pytest.raises(ConfigError, match="telemetry: must be on"):
+        Recorder(NullTelemetry(1, 1, 1), tmp_path / "t.jsonl")
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_file(tmp_path):
