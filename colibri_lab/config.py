@@ -227,7 +227,8 @@ class Config(BaseModel):
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {reprlib.repr(value)} (this version has: {can})"
                 )
-        for name, names, method in (("eviction_policy", ("lru",), "victim"), ("router", ("softmax",), "select")):
+        policy = ("hit", "admit", "victim", "forget")
+        for name, names, methods in (("eviction_policy", ("lru",), policy), ("router", ("softmax",), ("select",))):
             value = getattr(self, name)
             planned = {
                 "eviction_policy": ("lfu", "lfru", "slru", "least_stale"),
@@ -237,10 +238,11 @@ class Config(BaseModel):
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {value!r} (this version has: {', '.join(names)})"
                 )
-            if value not in names if isinstance(value, str) else not callable(getattr(value, method, None)):
-                options = ", ".join(names)
+            able = not isinstance(value, type) and all(callable(getattr(value, method, None)) for method in methods)
+            if value not in names if isinstance(value, str) else not able:
+                options, needed = ", ".join(names), ", ".join(f"{method}()" for method in methods)
                 raise ConfigError(
-                    f"{source}: {name}: {reprlib.repr(value)} is neither {options} nor an object with {method}()"
+                    f"{source}: {name}: {reprlib.repr(value)} is neither {options} nor an object with {needed}"
                 )
 
     def _repr_html_(self) -> str:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns as clock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +169,9 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Engine cannot be copied or pickled: it has threads and open files; load the model again")
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self._turn.taken():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from time import perf_counter_ns as clock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PagerError
 from ..events import PageKind
 from ..memory import free_memory
 from ..ops.types import ExpertPages
@@ -90,7 +90,7 @@ class Pager:
         try:
             for expert in missing:
                 if not self.frames.free:
-                    self._evict(self._policy.victim(busy))
+                    self._evict(busy)
                 taken.append((expert, self.frames.take()))
             self._transfer.load([Job(layer, expert, self.frames.view(run)) for expert, run in taken])
         except BaseException:
@@ -110,7 +110,13 @@ class Pager:
             for expert in missing:
                 self.on_page(start, PageKind.FAULT, layer, expert, self.frames.pages, wait, self.step)
 
-    def _evict(self, key: int) -> None:
+    def _evict(self, busy: Container[int]) -> None:
+        """One expert leaves, by the policy's choice; PagerError where that is no expert that can."""
+        key = self._policy.victim(busy)
+        known = isinstance(key, (int, np.integer)) and 0 <= key < len(self._run)
+        if not known or self._run[key] < 0 or key in busy:
+            why = "in use by the running step" if known and key in busy else "no expert in memory"
+            raise PagerError(f"eviction_policy {type(self._policy).__name__}: victim() gave {key!r}, which is {why}")
         layer, expert = divmod(key, self.experts)
         self._policy.forget(key)
         run, self._run[key] = self._run[key], -1
@@ -139,7 +145,7 @@ class Pager:
         """Change the budget between steps: experts leave by policy, the rest close up, memory returns to the system."""
         capacity = self.check(budget)
         while self.resident > capacity:
-            self._evict(self._policy.victim(()))
+            self._evict(())
         used = {run for run in self._run if run >= 0}
         holes = iter(sorted(set(range(min(capacity, self.frames.capacity))) - used))
         for key, run in enumerate(self._run):

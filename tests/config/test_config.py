@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from colibri_lab.config import Config
 from colibri_lab.errors import ConfigError, NotAvailable
+from colibri_lab.pager.policy import LRU
+from colibri_lab.router.softmax import Softmax
 from colibri_lab.yamlfile import parse_mapping
 
 KEYS = """
@@ -54,7 +56,10 @@ def test_sizes(text: object, size: int) -> None:
         ({"backend": "gpu"}, "backend"),
         ({"pace": 0}, "pace"),
         ({"router": "magic"}, "neither softmax nor an object with select()"),
-        ({"eviction_policy": 3}, "neither lru nor an object with victim()"),
+        ({"eviction_policy": 3}, "neither lru nor an object with hit(), admit(), victim(), forget()"),
+        ({"eviction_policy": LRU}, "neither lru nor an object with"),
+        ({"eviction_policy": Softmax(2, True)}, "neither lru nor an object with"),
+        ({"router": Softmax}, "neither softmax nor an object with select()"),
         ({"model_path": 3}, "model_path"),
     ],
 )

@@ -1,8 +1,11 @@
-"""A process that forks with an engine open: the child may use it or let it go, and neither waits for the other."""
+"""A second engine for nothing: a forked child may use its copy or let it go, and other copies are refused."""
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
+import pickle
 import signal
 from collections.abc import Callable
 
@@ -32,4 +35,13 @@ def test_in_a_forked_child(load: Load, use: Callable[[Engine], None]) -> None:
             os._exit(1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    generate(engine)
+
+
+def test_copies_are_refused_and_close_nothing(load: Load) -> None:
+    engine = load()
+    for copies in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="load the model again"):
+            copies(engine)
+    gc.collect()
     generate(engine)
