@@ -16,7 +16,7 @@ MAX_ROWS = 65535  # units of work of one run of the thread pool
 class CpuBackend:
     """See types.Backend. threads: None takes the processors this process may use. isa: None takes the best level.
 
-    ValueError for a level that this processor does not run, KernelError when the kernels cannot be compiled.
+    ConfigError for a level that this processor does not run, KernelError when the kernels cannot be compiled.
     """
 
     name = "cpu"

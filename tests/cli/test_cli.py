@@ -115,6 +115,14 @@ def test_wrong_input(
     assert out.strip() == "" and len(error) == 1 and error[0].startswith("colibri-lab: error: ") and says in error[0]
 
 
+def test_a_wrong_isa_level_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLIBRI_ISA", "sse9")
+    assert main(["generate", "--model", str(model), "--prompt", "A"]) == 2
+    assert capsys.readouterr().err == "colibri-lab: error: COLIBRI_ISA: 'sse9' is none of avx512, avx2, plain\n"
+
+
 def test_a_config_file_by_any_name(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
