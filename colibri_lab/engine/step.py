@@ -47,6 +47,7 @@ class Stepper:
         if "expert_cache_bytes" in changed:
             budget = changed["expert_cache_bytes"]
             self.pager.resize(self.pager.default() if budget is None else budget)
+            changed["expert_cache_bytes"] = self.pager.budget  # what is in force: at most all experts
         if changed:
             self.telemetry.note("settings", changed)
 

@@ -54,6 +54,9 @@ def test_a_budget_written_while_the_last_token_is_made_is_in_force_after_it(
 
 def test_no_budget_is_the_default_budget_while_running_too(load: Load) -> None:
     engine = load(expert_cache_bytes="256KiB")
+    engine.settings.expert_cache_bytes = 10**15
+    assert engine.telemetry.facts["settings"] == {"expert_cache_bytes": 8 << 20}, "what is in force: all experts"
+    engine.settings.expert_cache_bytes = "256KiB"
     engine.settings.expert_cache_bytes = None
     assert engine.counters()["pager"]["frames"] == 128 and engine.settings.expert_cache_bytes is None
 
