@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri_lab.events import NO_EXPERT
+from colibri_lab.paths import file_to_write
 from colibri_lab.view import palette, svg
 from colibri_lab.view.html import duration, grid, number, percent, size, table, words
 from colibri_lab.view.run import RunView
@@ -46,10 +46,8 @@ def report(source: Any, path: str | os.PathLike[str], counters: Mapping[str, Map
     view = as_view(source)
     if counters is None and hasattr(source, "describe"):
         counters = source.counters()
-    target = Path(path)
+    target = file_to_write(path)
     text = page(view, counters or {})
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "is a folder, not a file to write", str(target))
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -163,6 +164,11 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path, monk
     for folder in (tmp_path, "."):
         with pytest.raises(IsADirectoryError, match="is a folder, not a file"):
             Recorder(Telemetry(1, 1, 1), folder)
+    os.mkfifo("pipe")
+    with pytest.raises(OSError, match="is a device or a pipe"):
+        Recorder(Telemetry(1, 1, 1), "pipe")
+    assert os.listdir() == ["pipe"]
+    os.remove("pipe")
     with pytest.raises(ConfigError, match="telemetry: must be on"):
         Recorder(NullTelemetry(1, 1, 1), tmp_path / "t.jsonl")
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
 
@@ -82,6 +83,10 @@ def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path):
         report(Telemetry(1, 1, 1), tmp_path)
     assert caught.value.filename == str(tmp_path)
     assert not list(tmp_path.iterdir())
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is a device or a pipe"):
+        report(Telemetry(1, 1, 1), tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_words_for_people():
