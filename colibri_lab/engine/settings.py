@@ -79,6 +79,7 @@ class Settings:
         self._apply()
 
     def as_dict(self) -> dict[str, Any]:
+        """All settings as last written, by key."""
         return {name: getattr(self._board.config, name) for name in Config.model_fields}
 
     def __dir__(self) -> list[str]:

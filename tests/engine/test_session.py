@@ -92,6 +92,21 @@ def test_starting_again_replaces_what_runs(load: Load) -> None:
     session.close()
 
 
+def test_threads_that_start_at_once_leave_one_generation(load: Load) -> None:
+    engine = load(pace=1000)
+    session = engine.session()
+    starters = [threading.Thread(target=session.start, args=("The sea", 900)) for _ in range(8)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join(10)
+    running = [thread for thread in threading.enumerate() if thread.name == "colibri-session"]
+    assert len(running) == 1 and session.state == "generating"
+    session.start("A", max_tokens=5)
+    assert session.join(10) and len(session.tokens) == 5
+    session.close()
+
+
 def test_settings_while_it_runs(load: Load) -> None:
     engine = load(pace=300)
     session = engine.session()
