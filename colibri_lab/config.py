@@ -17,9 +17,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from . import plugins
 from .errors import ConfigError, NotAvailable
 from .yamlfile import read_mapping
 
+ROUTERS = ("softmax", "int8_lut", "bit_level", "two_stage")
+LATER_POLICIES = ("lfu", "lfru", "slru", "least_stale")
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
@@ -134,17 +137,25 @@ class Config(BaseModel):
     cpu_affinity_mask: str | int | None = key(
         None, "cores that the process may use, as a mask", section="engine", built=[None]
     )
-    router: Any = key("softmax", "which experts a token uses: a name or a Router object", section="router")
-    router_top_k: int | None = key(None, "experts per token; none: the model's", section="router", ge=1, built=[None])
+    router: Any = key(
+        "softmax",
+        "which experts a token uses: softmax, two_stage (exact), int8_lut, bit_level (approximate), "
+        "module:name, an entry point, or a Router object",
+        section="router",
+    )
+    router_top_k: int | None = key(None, "experts per token; none: the model's", section="router", ge=1)
     router_dtype: Literal["fp32", "fp16", "int8"] = key(
-        "fp32", "type of the router's logits", section="router", built=["fp32"]
+        "fp32", "type to which the router's weights are rounded at load", section="router"
     )
     router_quant_bits: int | None = key(
-        None, "bits of a quantised router", section="router", unit="bits", ge=8, le=16, built=[None]
+        None,
+        "bits of int8_lut's and two_stage's codes; none: 8, and 12 from 65 experts up",
+        section="router",
+        unit="bits",
+        ge=8,
+        le=16,
     )
-    router_audit: bool = key(
-        False, "count selections that differ from the exact router's", section="router", built=[False]
-    )
+    router_audit: bool = key(False, "count selections that differ from the exact router's", section="router")
     attention: Literal["exact", "expert_local"] = key(
         "exact", "which past tokens a query sees", section="kv", built=["exact"]
     )
@@ -228,22 +239,26 @@ class Config(BaseModel):
                     f"{source}: {name}: not available yet: {reprlib.repr(value)} (this version has: {can})"
                 )
         policy = ("hit", "admit", "victim", "forget")
-        for name, names, methods in (("eviction_policy", ("lru",), policy), ("router", ("softmax",), ("select",))):
+        for name, names, methods in (("eviction_policy", ("lru",), policy), ("router", ROUTERS, ("select",))):
             value = getattr(self, name)
-            planned = {
-                "eviction_policy": ("lfu", "lfru", "slru", "least_stale"),
-                "router": ("int8_lut", "bit_level", "two_stage"),
-            }
-            if isinstance(value, str) and value in planned[name]:
+            if name == "eviction_policy" and isinstance(value, str) and value in LATER_POLICIES:
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {value!r} (this version has: {', '.join(names)})"
                 )
+            if name == "router" and isinstance(value, str) and plugins.known(value, plugins.ROUTERS):
+                continue
             able = not isinstance(value, type) and all(callable(getattr(value, method, None)) for method in methods)
             if value not in names if isinstance(value, str) else not able:
                 options, needed = ", ".join(names), ", ".join(f"{method}()" for method in methods)
                 raise ConfigError(
                     f"{source}: {name}: {reprlib.repr(value)} is neither {options} nor an object with {needed}"
                 )
+
+        if self.router_quant_bits is not None and self.router not in ("int8_lut", "two_stage"):
+            raise ConfigError(
+                f"{source}: router_quant_bits: router {reprlib.repr(self.router)} has no codes to choose the bits of; "
+                f"int8_lut and two_stage do"
+            )
 
     def _repr_html_(self) -> str:
         from html import escape

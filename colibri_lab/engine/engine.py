@@ -22,6 +22,7 @@ from .loading import Parts, build, settle
 from .request import Asked, prepare, prompt_ids, text_or_ids
 from .sequence import Reason, Request, Token
 from .settings import Board, Settings
+from .show import routing_counts
 from .step import Stepper
 from .turn import Turn
 
@@ -119,7 +120,7 @@ class Engine:
             },
             "pager": p.pager.counters(),
             "kv": p.kv.counters(),
-            "router": {"selections": dispatch["rows"] // max(1, p.file.spec.top_k)},
+            "router": {"selections": dispatch["rows"] // max(1, p.top_k), **routing_counts(p)},
             "dispatch": dispatch,
             "telemetry": p.telemetry.counters(),
         }

@@ -16,12 +16,14 @@ from ..memory import usable_cores
 from ..model.store import ModelFile
 from ..model.tokenizer import Tokenizer
 from ..model.transformer import Transformer
+from ..ops.routing import Routing
 from ..ops.select import choose_backend
 from ..ops.types import Backend, Rows
 from ..pager.pager import Pager
 from ..pager.policy import make_policy
 from ..pager.transfer import Transfer
 from ..router.hook import RouterHook
+from ..router.settle import settle_router, settle_weights
 from ..telemetry import NullTelemetry, Telemetry
 
 YAML = (".yaml", ".yml", ".json")
@@ -42,6 +44,9 @@ class Parts:
     kv: KVCache
     dispatcher: Dispatcher
     router: RouterHook | None
+    routing: Routing
+    top_k: int
+    rounded: int  # router weights that router_dtype changed
     transformer: Transformer
     telemetry: Any
     max_positions: int
@@ -102,19 +107,22 @@ def build(config: Config) -> Parts:
         threads = config.threads or usable_cores()
         backend, why = choose_backend(config.backend, config.precision, threads)
         stack.callback(backend.close)
-        weights = file.weights()
-        telemetry = (Telemetry if config.telemetry else NullTelemetry)(spec.layers, spec.experts, spec.top_k)
+        weights, rounded = settle_weights(file.weights(), config)
+        foreign, top_k = settle_router(config), weights.top_k
+        routing = weights.routing
+        assert routing is not None
+        telemetry = (Telemetry if config.telemetry else NullTelemetry)(spec.layers, spec.experts, top_k)
         on_page, on_slot = (telemetry.page, telemetry.slot) if config.telemetry else (None, None)
 
         transfer = Transfer(file, config.io_threads)
         stack.callback(transfer.close)
         pager = Pager(
-            layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=spec.top_k, pages=file.expert_pages,
+            layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=top_k, pages=file.expert_pages,
             budget=config.expert_cache_bytes, policy=make_policy(config.eviction_policy), transfer=transfer,
             on_page=on_page,
         )  # fmt: skip
         capacity = config.max_batch_size + config.prefill_chunk
-        rows = Rows.allocate(capacity, spec.hidden_size, spec.experts, spec.top_k, spec.vocab_size)
+        rows = Rows.allocate(capacity, spec.hidden_size, spec.experts, top_k, spec.vocab_size)
         positions = int(weights.cos.shape[0])
         seats = config.max_batch_size + 1  # one for Engine.logits beside the running requests
         pool = allocate(config.kv_cache_max_slots, config.kv_cache_slot_size, capacity, spec.kv_heads, spec.head_dim,
@@ -127,8 +135,8 @@ def build(config: Config) -> Parts:
             on_slot=on_slot,
         )
         backend.bind(weights, pool, pager.arrays, rows)
-        router = None if isinstance(config.router, str) else RouterHook(config.router, rows)
-        dispatcher = Dispatcher(spec.experts, spec.top_k)
+        router = None if foreign is None else RouterHook(foreign, rows, routing if config.router_audit else None)
+        dispatcher = Dispatcher(spec.experts, top_k)
         transformer = Transformer(backend, rows, spec.sparse, pager, kv, dispatcher, router)
         stack.pop_all()
     return Parts(
@@ -143,6 +151,9 @@ def build(config: Config) -> Parts:
         kv,
         dispatcher,
         router,
+        routing,
+        top_k,
+        rounded,
         transformer,
         telemetry,
         positions,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config import Config
 from ..ops.layout import PAGE
+from ..ops.routing import COUNTS, QUANTISED, report
 
 MIB = 1 << 20
 
@@ -21,7 +22,8 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "layers": spec.layers,
         "sparse_layers": sum(spec.sparse),
         "experts": spec.experts,
-        "top_k": spec.top_k,
+        "top_k": parts.top_k,
+        "model_top_k": spec.top_k,
         "hidden": spec.hidden_size,
         "vocab": spec.vocab_size,
         "quantize": file.quantize,
@@ -44,15 +46,39 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "kv_bytes_per_token": spec.layers * 2 * spec.kv_heads * spec.head_dim * kv.pool.k.itemsize,
         "max_positions": parts.max_positions,
         "engine_mode": config.engine_mode,
-        "router": parts.router.name if parts.router else "softmax",
+        "router": parts.router.name if parts.router else parts.routing.kind,
+        "router_quant_bits": parts.routing.bits if parts.routing.kind in QUANTISED else None,
+        "router_dtype": config.router_dtype,
+        "router_layers": report(parts.routing, spec.sparse),
+        "changes": changes(parts, config),
         "prefetcher": "none",
         "eviction_policy": policy if isinstance(policy, str) else type(policy).__name__,
     }
 
 
+def changes(parts: Any, config: Config) -> list[str]:
+    """What makes this another model than the file's, in words."""
+    said = []
+    if parts.top_k != parts.file.spec.top_k:
+        said.append(f"router_top_k: {parts.top_k} experts a token instead of the model's {parts.file.spec.top_k}")
+    if parts.rounded:
+        said.append(f"router_dtype: {parts.rounded:,} router weights rounded to {config.router_dtype}")
+    if parts.router is None and parts.routing.kind in ("int8_lut", "bit_level"):
+        said.append(f"router: {parts.routing.kind} is approximate")
+    return said
+
+
+def routing_counts(parts: Any) -> dict[str, int]:
+    """The router's counters over all layers; `rows` is what `selections` counts."""
+    total = dict(zip(COUNTS, parts.routing.counts.sum(axis=0).tolist(), strict=True))
+    total.pop("rows")
+    return total | {"rounded_weights": parts.rounded}
+
+
 def line(d: dict[str, Any]) -> str:
     cache = f"cache {d['expert_cache_bytes'] / MIB:.1f} of {d['experts_total_bytes'] / MIB:.1f} MiB"
     shape = f"{d['family']}, {d['layers']} layers, {d['experts']} experts, top-{d['top_k']}, {d['quantize']}"
+    shape += "".join(f", changed by {change}" for change in d["changes"])
     return f"<Engine {d['model']}: {shape}, {d['backend']} ({d['isa']}), {cache}>"
 
 
@@ -69,6 +95,8 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         "expert cache": _bar(d["expert_cache_bytes"], everything, f"of {everything / MIB:.1f} MiB of experts"),
         "requests found there": _bar(pager["hits"], asked, found),
         "KV slots": _bar(kv["slots_used"], kv["slots"], slots),
+        "router": ", ".join((d["router"], *d["changes"])),
+        **{f"warning {i}": text for i, text in enumerate(_warnings(d), 1)},
         "forwarded": f"{done['prefill_tokens']:,} prompt tokens, {done['decode_tokens']:,} generated ones",
     }
     left = 'style="text-align:left"'
@@ -77,6 +105,10 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         for name, value in rows.items()
     ]
     return f"<table><tbody>{''.join(cells)}</tbody></table>"
+
+
+def _warnings(d: dict[str, Any]) -> list[str]:
+    return [layer["warning"] for layer in d["router_layers"] if layer["warning"]]
 
 
 def _bar(part: float, whole: float, text: str) -> str:

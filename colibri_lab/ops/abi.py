@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from . import types as t
 from .layout import DTYPES, MatrixLayout, ceil_div
+from .routing import KINDS, Routing, code_block, gate_codes, sigmoid_table, threshold_guess
 
 
 class Matrix(c.Structure):
@@ -40,6 +42,8 @@ class Layer(c.Structure):
         ),
         ("scale", c.c_float),
         ("clip", c.c_float),
+        ("gate_codes", c.c_void_p),
+        ("gate_facts", c.c_void_p),
     ]
 
 
@@ -66,6 +70,9 @@ class Model(c.Structure):
                 *("x", "ffn_in", "router_logits", "weights", "logits", "logsumexp", "experts_of_row", "argmax"),
             )
         ),
+        *((name, c.c_int32) for name in ("router", "router_bits", "router_audit", "code_width", "code_block")),
+        *((name, c.c_float) for name in ("threshold_at", "threshold_step")),
+        *((name, c.c_void_p) for name in ("sigmoid", "router_counts", "router_span")),
     ]
 
 
@@ -75,6 +82,8 @@ STRUCTS = (Matrix, Ffn, Layer, Model)  # in the order of colibri_sizeof
 def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, exact: bool, threads: int) -> Model:
     """Everything a backend is bound to, as one struct of addresses; the caller keeps the arrays alive."""
     layers = (Layer * len(w.layers))(*[_layer(layer) for layer in w.layers])
+    routing = w.routing or Routing.make(len(w.layers))
+    keep: list[Any] = [layers, routing]
     m = Model(
         layers=c.addressof(layers),
         final_norm=_at(w.final_norm),
@@ -82,7 +91,8 @@ def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, e
         sin=_at(w.sin),
         embedding=_at(w.embedding),
     )
-    m.keep = layers  # the library copies them while binding
+    m.keep = keep  # for as long as the library is bound
+    bind_routing(m, layers, [layer.gate for layer in w.layers], routing, w.experts, w.top_k, keep)
     m.head = _matrix(w.head.layout, w.head.data)
     if any(layer.gate is not None for layer in w.layers):
         m.expert = Ffn(*[_matrix(layout, None) for layout in w.expert])
@@ -100,6 +110,31 @@ def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, e
         setattr(m, name, _at(getattr(rows, name)))
     m.logsumexp, m.experts_of_row, m.argmax = _at(rows.logsumexp), _at(rows.experts), _at(rows.argmax)
     return m
+
+
+def bind_routing(
+    m: Model,
+    layers: c.Array[Layer],
+    gates: Sequence[t.F32 | None],
+    routing: Routing,
+    experts: int,
+    k: int,
+    keep: list[Any],
+) -> None:
+    """The router's fields of a model and its layers; what they point to is added to `keep`."""
+    m.router, m.router_bits, m.router_audit = KINDS.index(routing.kind), routing.bits, routing.audit
+    m.router_counts, m.router_span = _at(routing.counts), _at(routing.span)
+    if routing.kind == "bit_level" and experts:
+        m.sigmoid = _at(sigmoid_table())
+        m.threshold_at, m.threshold_step = threshold_guess(experts, k)
+    if routing.kind == "two_stage":
+        m.code_block = code_block(routing.bits)
+        for layer, gate in zip(layers, gates, strict=True):
+            if gate is not None:
+                codes = gate_codes(gate, routing.bits)
+                m.code_width = codes.codes.shape[1]
+                layer.gate_codes, layer.gate_facts = _at(codes.codes), _at(codes.facts)
+                keep.append(codes)
 
 
 def _layer(layer: t.LayerWeights) -> Layer:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .layout import PAGE
+from .routing import COUNTS, MOST_EXPERTS
 from .types import FFN, I32, AttentionWeights, ExpertPages, KVPool, LayerWeights, Matrix, ModelWeights, Rows
 
 Shape = tuple[int, ...]
@@ -56,6 +57,11 @@ def bind(w: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:
     sparse = [layer for layer in w.layers if layer.dense is None]
     if sparse and not 1 <= w.top_k <= w.experts:
         raise ValueError(f"top_k {w.top_k} is not between 1 and the {w.experts} experts")
+    if sparse and w.experts > MOST_EXPERTS:
+        raise ValueError(f"a layer has at most {MOST_EXPERTS} experts, not {w.experts}")
+    if w.routing is not None:
+        array(w.routing.counts, "routing.counts", (len(w.layers), len(COUNTS)), np.dtype(np.int64), writeable=True)
+        array(w.routing.span, "routing.span", (len(w.layers), 2), F32, writeable=True)
     for i, layer in enumerate(w.layers):
         _layer(layer, w, f"layer {i}")
     if sparse:

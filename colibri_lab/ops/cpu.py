@@ -44,7 +44,8 @@ class CpuBackend:
         if not context:
             raise MemoryError(f"no memory for the scratch of {rows.capacity} rows")
         self._context, self._process = c.c_void_p(context), os.getpid()
-        self._bound = Binding(weights, kv, pages, rows)  # the library holds bare addresses: keep their arrays
+        # the library holds bare addresses: keep their arrays
+        self._bound = Binding(weights, kv, pages, rows, [model.keep])
 
     def embed(self, n: int) -> None:
         failed = self._embed(self._context, n)
@@ -99,6 +100,8 @@ def open_library(level: str | None = None) -> tuple[str, c.CDLL]:
     for name, integers in (("embed", 1), ("attn_router", 2), ("expert_ffn", 4), ("head", 1)):
         function = getattr(library, f"colibri_{name}")
         function.argtypes, function.restype = [c.c_void_p] + [c.c_int] * integers, c.c_int64
+    library.colibri_route.argtypes = [c.c_void_p, c.c_void_p, c.c_int, c.c_int]
+    library.colibri_route.restype = c.c_int64
     library.colibri_probe.argtypes = [c.c_int, c.c_int64, c.c_int, c.c_int]
     library.colibri_probe.restype = c.c_double
     return level, library

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import checks
+from . import checks, route
 from .layout import MatrixLayout, ceil_div
 from .pack import unpack, unpack_codes
+from .routing import Routing, gate_codes
 from .types import (
     F32,
     FFN,
@@ -40,6 +41,12 @@ class ReferenceBackend:
     def bind(self, weights: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:
         checks.bind(weights, kv, pages, rows)
         self.weights, self.kv, self.pages, self.rows = weights, kv, pages, rows
+        self._routing = weights.routing or Routing.make(len(weights.layers))
+        self._codes = {
+            i: gate_codes(layer.gate, self._routing.bits)
+            for i, layer in enumerate(weights.layers)
+            if layer.gate is not None and self._routing.kind == "two_stage"
+        }
         self._sum = np.zeros_like(rows.x)  # [R, H] the layer's sum of experts
         self._dense.clear()
 
@@ -62,11 +69,29 @@ class ReferenceBackend:
             rows.x[r] += out
             rows.ffn_in[r] = rms_norm(rows.x[r], block.post_norm, w.norm_eps)
             if block.gate is not None:
-                logits = block.gate @ rows.ffn_in[r]  # [E]
-                rows.router_logits[r] = logits
-                if np.isnan(logits).any() or not np.isfinite(logits.max()):
-                    raise NonFiniteLogits(layer, r)
-                rows.experts[r], rows.weights[r] = route(logits, w.top_k, w.normalise_top_k)
+                self._route(block.gate, layer, r)
+
+    def _route(self, gate: F32, layer: int, r: int) -> None:
+        w, rows, routing, x = self.weights, self.rows, self._routing, self.rows.ffn_in[r]
+        k, normalise, bits = w.top_k, w.normalise_top_k, routing.bits
+        logits = exact = gate @ x  # [E]
+        try:
+            if routing.kind == "int8_lut":
+                choice = route.int8_lut(logits, k, normalise, bits)
+            elif routing.kind == "bit_level":
+                choice = route.bit_level(logits, k, normalise)
+            elif routing.kind == "two_stage":
+                choice, logits = route.two_stage(gate, self._codes[layer], x, k, normalise, bits)
+            else:
+                choice = route.softmax(logits, k, normalise)
+        except route.NotFinite:
+            raise NonFiniteLogits(layer, r) from None
+        rows.router_logits[r], rows.experts[r], rows.weights[r] = logits, choice.experts, choice.weights
+        counted = dict(choice.counted)
+        if routing.audit:
+            right = set(route.top_k(exact, k).tolist())
+            counted |= {"audited": 1, "wrong_selections": int(set(choice.experts.tolist()) != right)}
+        routing.add(layer, choice.low, choice.top, **counted)
 
     def expert_ffn(self, layer: int, n: int, first: int, last: int) -> None:
         rows, kv, block = self.rows, self.kv, self.weights.layers[layer]
@@ -191,13 +216,6 @@ def rotate(x: F32, cos: F32, sin: F32) -> F32:
     """Rotary embedding of heads [h, D], the halves of a head being the two coordinates (Hugging Face's order)."""
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-def route(logits: F32, top_k: int, normalise: bool) -> tuple[np.ndarray, F32]:
-    """The k best experts of logits [E], ties to the lower index, and their softmax probabilities."""
-    chosen = np.argsort(-logits, kind="stable")[:top_k]
-    e = np.exp(logits - logits.max())
-    return chosen.astype(np.int32), e[chosen] / (e[chosen].sum() if normalise else e.sum())
 
 
 def quantise_row(x: F32, group: int) -> tuple[F32, F32]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .layout import MatrixLayout
+from .routing import Routing
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -84,6 +85,7 @@ class ModelWeights:
     embedding: NDArray[np.float16] | F32 | None  # [V, H] row-major; None: rows are read from `head` (tied)
     cos: F32  # [P, D / 2], rotary tables with scaling and attention factor applied
     sin: F32  # [P, D / 2]
+    routing: Routing | None = None  # None: softmax, counted for nobody
 
 
 @dataclass

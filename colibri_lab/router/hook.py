@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RouterError
+from ..ops.routing import Routing
 from ..ops.types import Rows
 
 
@@ -21,8 +22,8 @@ class Router(Protocol):
 class RouterHook:
     """Writes a router's choice into the step's rows, in place of the one that the backend made."""
 
-    def __init__(self, router: Router, rows: Rows) -> None:
-        self._router, self._rows = router, rows
+    def __init__(self, router: Router, rows: Rows, audit: Routing | None = None) -> None:
+        self._router, self._rows, self._audit = router, rows, audit
         self.name = str(getattr(router, "name", type(router).__name__))
 
     def apply(self, layer: int, n: int) -> None:
@@ -48,5 +49,8 @@ class RouterHook:
             raise RouterError(f"router {self.name}, layer {layer}: a row chose an expert twice")
         if weights.dtype.kind not in "fiu" or not np.isfinite(weights).all():
             raise RouterError(f"router {self.name}, layer {layer}: weights must be finite numbers")
+        if self._audit is not None:  # the backend's own choice is the exact one
+            wrong = (ordered != np.sort(rows.experts[:n], axis=1)).any(axis=1)
+            self._audit.count(layer, audited=n, wrong_selections=int(wrong.sum()))
         rows.experts[:n] = ids
         rows.weights[:n] = weights

@@ -100,8 +100,7 @@ static void choose_unit(void *job, int r, int thread) {
     Half *h = job;
     const Model *m = &h->c->m;
     (void)thread;
-    if (!choose(m->router_logits + (size_t)r * m->experts, m->experts, m->top_k, m->normalise,
-                m->experts_of_row + (size_t)r * m->top_k, m->weights + (size_t)r * m->top_k))
+    if (!route_row(m, h->layer, r, h->c->codes + (size_t)r * m->code_width, &h->c->tally[r]))
         h->c->status[r] = NON_FINITE;
 }
 
@@ -148,8 +147,13 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int n) {
     product(c, &layer->o, c->in.act, c->out, (size_t)m->hidden, n);
     run_units(c, residual_unit, &h, n, 4 * wide);
     if (!layer->gate) return OK;
-    h.parts = parts_of(c, ceil_div(m->experts, 4), 4);
-    run_units(c, logits_unit, &h, h.parts, (int64_t)wide * m->experts);
-    run_units(c, choose_unit, &h, n, (int64_t)n * m->experts * m->top_k);
-    return first_failure(c, n);
+    if (m->router != TWO_STAGE) {
+        h.parts = parts_of(c, ceil_div(m->experts, 4), 4);
+        run_units(c, logits_unit, &h, h.parts, (int64_t)wide * m->experts);
+    }
+    run_units(c, choose_unit, &h, n,
+              (int64_t)n * m->experts * (m->router == TWO_STAGE ? m->hidden / 4 : 2 * m->top_k + 8));
+    if ((failed = first_failure(c, n))) return failed;
+    count_rows(m, l, c->tally, n);
+    return OK;
 }

@@ -27,6 +27,8 @@ typedef struct {
     int *job_row, *count;
     float *job_weight;
     int32_t *status; /* [R] */
+    int16_t *codes;  /* [R][code_width] of the router's input */
+    Tally *tally;    /* [R] */
     int qkv_width, attended_width, scores_len, scratch_len, n_jobs;
     void *memory[64];
     int n_memory;
@@ -101,8 +103,11 @@ EXPORT Context *colibri_bind(const Model *model) {
     c->job_weight = take(c, pairs, sizeof(float));
     c->count = take(c, (size_t)m->experts + 1, sizeof(int));
     c->status = take(c, rows, sizeof(int32_t));
+    c->codes = take(c, rows * (size_t)m->code_width, sizeof(int16_t));
+    c->tally = take(c, rows, sizeof(Tally));
     if (!c->qkv || !c->attended || !c->out || !c->sum || !c->scores || !c->scratch || !c->pointers || !c->jobs ||
-        !c->job_in || !c->job_row || !c->job_weight || !c->count || !c->status)
+        !c->job_in || !c->job_row || !c->job_weight || !c->count || !c->status || !c->codes ||
+        !c->tally)
         goto no_memory;
     pool_start(&c->pool, (int)threads);
     return c;

@@ -10,6 +10,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum { FP32, FP16, INT8, INT4 };
+enum { SOFTMAX, INT8_LUT, BIT_LEVEL, TWO_STAGE }; /* routers; ops/routing.py has the same order */
 enum { OK, NON_FINITE, MISSING_PAGE, BAD_INDEX, UNBOUND };
 enum { TOKEN, SEAT, POSITION, KV_DST, EXPERT, OUT_ROW, WHERE, LAYER, COUNT }; /* what a BAD_INDEX was found in */
 
@@ -34,6 +35,8 @@ typedef struct {
     Ffn dense, shared;
     int32_t heads, window, q_norm_len, k_norm_len, has_dense, has_shared, has_clip;
     float scale, clip;
+    const int16_t *gate_codes; /* two_stage: [experts][code_width], zeros past hidden */
+    const double *gate_facts;  /* two_stage: [experts][4] scale, |gate - codes| + rounding, |codes|, |gate| (2-norms) */
 } Layer;
 
 typedef struct {
@@ -59,6 +62,12 @@ typedef struct {
     const int32_t *token, *position, *seat, *kv_dst, *out_row;
     float *x, *ffn_in, *router_logits, *weights, *logits, *logsumexp;
     int32_t *experts_of_row, *argmax;
+    /* Routing */
+    int32_t router, router_bits, router_audit, code_width, code_block;
+    float threshold_at, threshold_step; /* bit_level: first guess and its slope; see router_bits.c */
+    const uint16_t *sigmoid;            /* bit_level: [32768] */
+    int64_t *router_counts;             /* [n_layers][8], see Tally */
+    float *router_span;                 /* [n_layers][2] smallest and largest logit so far */
 } Model;
 
 INLINE int min_int(int a, int b) { return a < b ? a : b; }

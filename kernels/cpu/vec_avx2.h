@@ -113,3 +113,19 @@ INLINE v16 v_int8(const uint8_t *p, int j) { return v_pair(int8_half(p, j), int8
 INLINE v16 v_int4(const uint8_t *p, int j, int part) {
     return v_pair(int4_half(p, 8 * j + 4 * part), int4_half(p + 32, 8 * j + 4 * part));
 }
+
+INLINE __m256 lookup_half(v16 table, __m256 whole, int shift) {
+    __m256i at = _mm256_srli_epi32(_mm256_cvtps_epi32(whole), shift);
+    __m256 low = _mm256_permutevar8x32_ps(table.lo, at), high = _mm256_permutevar8x32_ps(table.hi, at);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+}
+INLINE v16 v_lookup(v16 table, v16 whole, int shift) {
+    return v_pair(lookup_half(table, whole.lo, shift), lookup_half(table, whole.hi, shift));
+}
+INLINE uint16_t bits_from(const int32_t *p, int32_t t) {
+    __m256i under = _mm256_set1_epi32(t - 1), a = _mm256_loadu_si256((const __m256i *)p);
+    __m256i b = _mm256_loadu_si256((const __m256i *)(p + 8));
+    int low = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, under)));
+    int high = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b, under)));
+    return (uint16_t)(low | high << 8);
+}

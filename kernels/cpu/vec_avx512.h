@@ -79,3 +79,12 @@ INLINE v16 v_int4(const uint8_t *p, int j, int part) {
     const v16 value = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_loadu_si512(p), 8 * j + 4 * part), value);
 }
+
+/* table[whole >> shift & 15] for whole numbers from 0, lane by lane. */
+INLINE v16 v_lookup(v16 table, v16 whole, int shift) {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_cvtps_epi32(whole), (unsigned)shift), table);
+}
+/* One bit for each of sixteen integers: is it at least t? */
+INLINE uint16_t bits_from(const int32_t *p, int32_t t) {
+    return (uint16_t)_mm512_cmpge_epi32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(t));
+}

@@ -117,3 +117,16 @@ INLINE v16 v_int8(const uint8_t *p, int j) {
 INLINE v16 v_int4(const uint8_t *p, int j, int part) {
     return __builtin_convertvector((words_at(p) >> (8 * j + 4 * part) & 15) - 8, v16);
 }
+
+INLINE v16 v_lookup(v16 table, v16 index, int shift) {
+    float t[16];
+    v_store(t, table);
+    i16 at = whole(index) >> shift & 15;
+    for (int i = 0; i < 16; i++) index[i] = t[at[i]];
+    return index;
+}
+INLINE uint16_t bits_from(const int32_t *p, int32_t t) {
+    unsigned bits = 0;
+    for (int i = 0; i < 16; i++) bits |= (unsigned)(p[i] >= t) << i;
+    return (uint16_t)bits;
+}

@@ -10,6 +10,8 @@ import pytest
 
 from colibri_lab.convert import convert
 from colibri_lab.model.store import ModelFile
+from colibri_lab.ops.router_kernel import RouterKernel
+from colibri_lab.ops.routing import COUNTS, Routing
 from colibri_lab.router.softmax import Softmax
 from tests.makers import ABSENT, make
 from tests.oracle.goldens import error
@@ -50,6 +52,44 @@ def test_d1_gate_weights_of_the_engine(family: str, top_k: int, key: Any, tmp_pa
         assert np.allclose(token.weights.sum(1), 1, atol=1e-6) == sums_to_one
         if top_k == 1 and sums_to_one:
             assert (token.weights == 1.0).all()
+
+
+@pytest.mark.parametrize(("normalise", "right"), [(False, [0.643914, 0.236883]), (True, [0.731059, 0.268941])])
+@pytest.mark.parametrize("kind", ["softmax", "int8_lut", "bit_level", "two_stage"])
+@pytest.mark.parametrize("level", levels())
+def test_d1_every_router_softmaxes_over_all(level: str, kind: str, normalise: bool, right: list[float]) -> None:
+    """The kernels alone: 12 bits are right to 1e-3, two_stage to the last place of exp."""
+    made = RouterKernel(Routing.make(1, kind, 12), 4, 2, normalise, 1, D1.T.copy(), level)
+    made.x[:] = 1
+    made.run(score=True)
+    assert made.experts.tolist() == [[0, 1]]
+    near = 1e-3 if kind in ("int8_lut", "bit_level") else 1e-6
+    assert made.weights[0].tolist() == pytest.approx(right, abs=near)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "int8_lut", "bit_level", "two_stage"])
+@pytest.mark.parametrize("level", levels())
+def test_d2_every_router_gives_ties_to_the_lowest_index(level: str, kind: str) -> None:
+    made = RouterKernel(Routing.make(1, kind, 8), 8, 2, True, 20, np.zeros((8, 16), np.float32), level)
+    made.x[:] = np.random.default_rng(1).standard_normal(made.x.shape)
+    made.run(score=True)
+    assert (made.experts == [0, 1]).all() and (made.weights == 0.5).all()
+
+
+@pytest.mark.parametrize("kind", ["softmax", "bit_level", "two_stage"])
+@pytest.mark.parametrize("level", levels())
+def test_d2_near_ties_in_every_exact_selection(level: str, kind: str) -> None:
+    """int8_lut is the control: its 255 steps between -1 and 1.002 cannot tell the three apart, and it says so."""
+    gate = np.array([[1.0], [1.002], [0], [1.001]], np.float32)
+    made = RouterKernel(Routing.make(1, kind, 8, True), 4, 2, True, 1, gate, level)
+    made.x[:] = 1
+    made.run(score=True)
+    assert made.experts.tolist() == [[1, 3]] and made.routing.counts[0, COUNTS.index("wrong_selections")] == 0
+    gate[2] = -1
+    rough = RouterKernel(Routing.make(1, "int8_lut", 8, True), 4, 2, True, 1, gate, level)
+    rough.x[:] = 1
+    rough.run(score=True)
+    assert rough.experts.tolist() == [[0, 1]] and rough.routing.counts[0, COUNTS.index("wrong_selections")] == 1
 
 
 @pytest.fixture(scope="module")

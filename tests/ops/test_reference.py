@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from colibri_lab.ops import route
 from colibri_lab.ops.pack import unpack
-from colibri_lab.ops.reference import ReferenceBackend, matmul_int8, quantise_row, rotate, route
+from colibri_lab.ops.reference import ReferenceBackend, matmul_int8, quantise_row, rotate
 from colibri_lab.ops.types import Matrix
 
 from .models import FORMATS, Bound, Shape, make, with_format
@@ -121,11 +122,11 @@ def test_quantiser_edges():
 
 def test_router_figures():
     logits = np.array([2, 1, 0, -1], np.float32)
-    assert np.allclose(route(logits, 2, False)[1], [0.643914, 0.236883], atol=1e-6)
-    assert np.allclose(route(logits, 2, True)[1], [0.731059, 0.268941], atol=1e-6)
-    assert route(logits, 1, True)[1].tolist() == [1.0]
-    assert route(np.zeros(8, np.float32), 2, True)[0].tolist() == [0, 1]
-    assert route(np.array([1.0, 1.002, 0, 1.001], np.float32), 2, True)[0].tolist() == [1, 3]
+    assert np.allclose(route.softmax(logits, 2, False).weights, [0.643914, 0.236883], atol=1e-6)
+    assert np.allclose(route.softmax(logits, 2, True).weights, [0.731059, 0.268941], atol=1e-6)
+    assert route.softmax(logits, 1, True).weights.tolist() == [1.0]
+    assert route.softmax(np.zeros(8, np.float32), 2, True).experts.tolist() == [0, 1]
+    assert route.softmax(np.array([1.0, 1.002, 0, 1.001], np.float32), 2, True).experts.tolist() == [1, 3]
 
 
 def test_rotation_keeps_lengths_and_angles():

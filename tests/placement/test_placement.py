@@ -110,6 +110,30 @@ def test_nothing_changes_a_token(name: str, precision: str, models: dict[str, Pa
     check()
 
 
+@pytest.mark.parametrize("router", ["int8_lut", "bit_level", "two_stage"])
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_changes_a_token_with_any_router(name: str, router: str, models: dict[str, Path]) -> None:
+    """Approximate or exact, a router looks at a row alone; two_stage says what softmax says, wherever things lie."""
+    path = models[name]
+    exact, exact_bits = alone(path, "exact", "fp32", levels()[0], True)
+    with engine(path, threads=1, max_batch_size=1, router=router) as made:
+        right, right_bits = [[said(t) for t in made.generate(p, max_tokens=TOKENS)] for p in PROMPTS], bits(made)
+    if router == "two_stage":
+        assert (right, right_bits) == (exact, exact_bits)
+
+    @examples(4 if name == "tiny-moe" else 8)
+    @given(budgets, batches, chunks, threads, slot_sizes, st.sampled_from(levels()), st.booleans())
+    def check(share: float, batch: list[int], chunk: int, many: int, size: int, isa: str, audit: bool) -> None:
+        how = placed(path, share, size, prefill_chunk=chunk, threads=many, router=router, router_audit=audit)
+        with poisoned(), engine(path, isa=isa, **how) as made:
+            ours = together(made, batch)
+            assert {i: ours[i] for i in batch} == {i: right[i] for i in batch}
+            assert bits(made) == right_bits
+            assert (made.counters()["router"]["audited"] > 0) == audit
+
+    check()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_reference_backend_keeps_it_too(name: str, models: dict[str, Path]) -> None:
     path = models[name]
