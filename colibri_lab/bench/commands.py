@@ -90,6 +90,25 @@ def perplexity_command(
     finish(measure, json)
 
 
+@app.command("router")
+def router_command(
+    text: Annotated[Path, typer.Option(help="folder of texts that the embedded model reads")] = VALIDATION,
+    rows: Annotated[int, typer.Option(min=1, help="recorded hidden states, at least")] = 1_000_000,
+    random_rows: Annotated[int, typer.Option(min=1, help="random hidden states of each size")] = 100_000,
+    rounds: Annotated[int, typer.Option(min=2)] = 15,
+    characters: Annotated[int, typer.Option(min=1, help="of each domain, for perplexity")] = 12000,
+    json: Json = False,
+) -> None:
+    """Routers on recorded and random hidden states: ns a row, wrong selections, fallbacks, perplexity."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import router
+
+        return router.run(text, router.Plan(rows, random_rows, rounds, characters))
+
+    finish(measure, json)
+
+
 def finish(measure: Callable[[], Result], as_json: bool) -> None:
     """Run, print, and leave with the exit code that the result asks for."""
     try:

@@ -29,7 +29,7 @@ def mean_loss(engine: Engine, texts: list[str]) -> float:
 
 def run(folder: Path, quantize: tuple[str, ...] = ("int8", "int4"), characters: int = 12000) -> Result:
     """Perplexity by domain on the first `characters` of each text in `folder`; ValueError when there is none."""
-    texts = {path.stem: _first(documents(path), characters) for path in sorted(folder.glob("*.txt"))}
+    texts = {path.stem: first_documents(documents(path), characters) for path in sorted(folder.glob("*.txt"))}
     if not texts:
         raise ValueError(f"{folder} holds no .txt files; a checkout has them in data/validation")
     result = Result("perplexity")
@@ -48,7 +48,7 @@ def run(folder: Path, quantize: tuple[str, ...] = ("int8", "int4"), characters: 
     return result
 
 
-def _first(texts: list[str], characters: int) -> list[str]:
+def first_documents(texts: list[str], characters: int) -> list[str]:
     """Whole documents up to about so many characters, at least one."""
     kept: list[str] = []
     for text in texts:

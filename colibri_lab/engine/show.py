@@ -96,6 +96,7 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         "requests found there": _bar(pager["hits"], asked, found),
         "KV slots": _bar(kv["slots_used"], kv["slots"], slots),
         "router": ", ".join((d["router"], *d["changes"])),
+        **_router_rows(c["router"]),
         **{f"warning {i}": text for i, text in enumerate(_warnings(d), 1)},
         "forwarded": f"{done['prefill_tokens']:,} prompt tokens, {done['decode_tokens']:,} generated ones",
     }
@@ -105,6 +106,19 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         for name, value in rows.items()
     ]
     return f"<table><tbody>{''.join(cells)}</tbody></table>"
+
+
+def _router_rows(c: dict[str, int | float]) -> dict[str, str]:
+    """Certificates and the audit, where there are any."""
+    rows, asked = {}, c["certified"] + c["fallback"]
+    if c["certified"]:
+        each = c["candidates"] / c["certified"]
+        rows["rows certified"] = _bar(c["certified"], asked, f"of {asked:,}, {each:.3g} candidates each")
+    elif c["fallback"]:
+        rows["decided exactly"] = f"{c['fallback']:,} of {c['selections']:,} rows, where the fast way found no answer"
+    if c["audited"]:
+        rows["wrong selections"] = _bar(c["wrong_selections"], c["audited"], f"of {c['audited']:,} audited")
+    return rows
 
 
 def _warnings(d: dict[str, Any]) -> list[str]:

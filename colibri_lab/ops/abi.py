@@ -72,7 +72,10 @@ class Model(c.Structure):
         ),
         *((name, c.c_int32) for name in ("router", "router_bits", "router_audit", "code_width", "code_block")),
         *((name, c.c_float) for name in ("threshold_at", "threshold_step")),
-        *((name, c.c_void_p) for name in ("sigmoid", "router_counts", "router_span")),
+        ("sigmoid", c.c_void_p),
+        ("sigmoid_from", c.c_int64),
+        ("router_counts", c.c_void_p),
+        ("router_span", c.c_void_p),
     ]
 
 
@@ -125,7 +128,7 @@ def bind_routing(
     m.router, m.router_bits, m.router_audit = KINDS.index(routing.kind), routing.bits, routing.audit
     m.router_counts, m.router_span = _at(routing.counts), _at(routing.span)
     if routing.kind == "bit_level" and experts:
-        m.sigmoid = _at(sigmoid_table())
+        m.sigmoid, m.sigmoid_from = _at(sigmoid_table()), int((sigmoid_table() == 0).sum())
         m.threshold_at, m.threshold_step = threshold_guess(experts, k)
     if routing.kind == "two_stage":
         m.code_block = code_block(routing.bits)

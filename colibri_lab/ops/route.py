@@ -102,27 +102,33 @@ def bit_level(logits: F32, k: int, normalise: bool) -> Choice:
     table, (place, slope) = sigmoid_table(), threshold_guess(len(logits), k)
     with np.errstate(over="ignore"):
         z = np.maximum(logits - top, np.float32(-BELOW))
-    values = table[_index(z)].astype(np.int64)
+    index = _index(z)  # thresholds are indices: values rise with them
+    values = table[index].astype(np.int64)
     mean = lane_sum(z) / np.float32(len(z))
     guess = mean * (np.float32(1) - np.float32(place))
-    threshold = int(table[_index(guess)])
-    count = int((values >= threshold).sum())
+    threshold = int(_index(guess))
+    count = int((index >= threshold).sum())
     for move in range(3):
         if count == k:
             break
-        if move == 0 and abs(count - k) > 1:
+        steps = abs(count - k)
+        if steps > 3:
+            if move == 2:
+                break
             guess = guess - np.float32(count - k) * np.float32(slope) * mean
-            threshold = int(table[_index(guess)])
+            threshold = int(_index(guess))
         elif count > k:
-            threshold = int(values[values >= threshold].min()) + 1
+            for _ in range(steps):
+                threshold = int(min(index[index >= threshold], default=2**31 - 2)) + 1
         else:
-            threshold = int(values[values < threshold].max())
-        count = int((values >= threshold).sum())
+            for _ in range(steps):
+                threshold = int(max(index[index < threshold], default=0))
+        count = int((index >= threshold).sum())
     counted = {"rows": 1, "scored": len(logits), "saturated": int((values == 0).sum())}
     if count != k:
         exact = softmax(logits, k, normalise)
         return Choice(exact.experts, exact.weights, exact.low, exact.top, counted | {"fallback": 1})
-    chosen = np.flatnonzero(values >= threshold)
+    chosen = np.flatnonzero(index >= threshold)
     experts = chosen[top_k(logits[chosen], k)].astype(np.int32)
     odds = values.astype(np.float32) / (65536 - values).astype(np.float32)  # s / (1 - s) of the sigmoid is e^x
     weights = odds[experts] / (odds[experts].sum() if normalise else odds.sum())
@@ -153,7 +159,7 @@ def candidates(codes: GateCodes, x: F32, k: int, bits: int) -> NDArray[np.int64]
     shut = facts[:, 3] * norm <= 1e37
     if (~shut & (facts[:, 3] <= 1e300)).any():
         return None
-    sums = codes.codes[:, : len(x)].astype(np.int64) @ p.astype(np.int64)
+    sums = codes.codes[: len(facts), : len(x)].astype(np.int64) @ p.astype(np.int64)
     logits = facts[:, 0] * float(step) * sums
     with np.errstate(invalid="ignore", over="ignore"):
         error = facts[:, 1] * norm + facts[:, 2] * rest

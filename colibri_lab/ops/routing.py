@@ -62,7 +62,7 @@ def default_bits(experts: int) -> int:
 class GateCodes:
     """A gate [E, H] as integers. facts[e]: step, |w - codes| + rounding of |w|, |codes|, |w|: router/two_stage.py."""
 
-    codes: NDArray[np.int16]  # [E, W] W = H rounded up to 32
+    codes: NDArray[np.int16]  # [E rounded up to 4, H rounded up to 32], zeros past both
     facts: NDArray[np.float64]  # [E, 4]
 
 
@@ -82,8 +82,8 @@ def gate_codes(gate: F32, bits: int) -> GateCodes:
     facts = np.stack([step, rest, np.linalg.norm(rounded, axis=1), norm], axis=1)
     facts[:, 1:] *= 1 + 1e-6  # of these float64 lines
     facts[~fine, 1:] = np.inf
-    padded = np.zeros((experts, -(-hidden // 32) * 32), np.int16)
-    padded[:, :hidden] = codes
+    padded = np.zeros((-(-experts // 4) * 4, -(-hidden // 32) * 32), np.int16)
+    padded[:experts, :hidden] = codes
     return GateCodes(padded, np.ascontiguousarray(facts))
 
 

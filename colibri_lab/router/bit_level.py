@@ -4,7 +4,8 @@ A row is moved so that its largest logit is 4: there the sigmoid is steep and th
 to 8 below the largest. The threshold starts where the k-th of E normal numbers would lie (Blom), is moved at most three
 times, and when not exactly k bits are set then, the exact router decides (counted as fallback).
 
-Rounding, table and threshold are all monotone. So exactly k set bits are the k largest logits, and two logits that the
+The threshold is an index of the table, which is the same as one among its values, as they rise. Rounding, table and
+threshold are all monotone. So exactly k set bits are the k largest logits, and two logits that the
 table cannot tell apart across the k-th place are either both in or both out, which ends in the fallback: the *set* is
 never wrong. What is approximate is the weights, the sigmoid's odds s / (1 - s) = exp(x) in 16 bits: within 0.1 % for
 experts within 4 of the largest logit, 5 % at 8 below it, 0 from 16 below it on.

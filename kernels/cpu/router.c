@@ -24,13 +24,6 @@ static void router_logits(const float *gate, const float *x, int hidden, int fir
     for (; e < last; e++) logits[e] = dot(gate + (size_t)e * hidden, x, hidden);
 }
 
-INLINE float lane_max(v16 v) {
-    float t[16];
-    v_store(t, v);
-    for (int i = 1; i < 16; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
-    return t[0];
-}
-
 /* Sixteen logits from i on; lanes past the end repeat the first logit. */
 INLINE v16 logits_at(const float *logits, int i, int experts) {
     float t[16];
@@ -49,7 +42,7 @@ static int span_of(const float *logits, int experts, Tally *t) {
         top = v_max(top, v);
         low = v_min(low, v_max(v, least));
     }
-    t->top = lane_max(top), t->low = -lane_max(v_sub(v_zero(), low));
+    t->top = v_max_lane(top), t->low = -v_max_lane(v_sub(v_zero(), low));
     if (isnan(v_absmax_lane(any)) || !(fabsf(t->top) <= 3.4028235e38f)) return 0;
     if (t->low <= -3.4028235e38f) { /* an expert is shut out by -inf */
         t->low = t->top;
@@ -80,8 +73,10 @@ static void largest_keys(int32_t *key, int n, int k, int32_t *chosen) {
 
 static void best_logits(const float *logits, int experts, int k, int32_t *chosen) {
     int32_t key[MOST_EXPERTS];
+    int n = round_up(experts, 16);
     for (int e = 0; e < experts; e++) key[e] = order_of(logits[e]);
-    largest_keys(key, experts, k, chosen);
+    for (int e = experts; e < n; e++) key[e] = INT32_MIN;
+    largest_keys(key, n, k, chosen);
 }
 
 /* Softmax weights of the chosen, as softmax gives them: over all experts, or divided by their own sum. */

@@ -1,11 +1,13 @@
 /* bit_level: sigmoid out of a 16-bit fixed-point table, a threshold, one bit for each expert that reaches it, popcount.
+   The threshold is an index of the table: that is the same as one among its values, as they rise, and nothing need be
+   looked up before the experts are chosen.
 
    The row is moved so that its largest logit is 4 and the contest falls where the sigmoid is steep. The threshold is
    guessed from the row's mean as for normally distributed logits, then moved at most three times; when the count does
-   not become k (more than three away, or a tie of two table values), the exact choice is made instead and counted.
+   not become k (still more than three away, or two of one index), the exact choice is made instead and counted.
    Table and rounding are monotone, so a threshold that leaves exactly k experts leaves the right ones. */
 
-enum { TABLE_STEP = 1024, MOVES = 3 };
+enum { TABLE_STEP = 1024, MOVES = 3, NEAR = 3 };
 static const float BELOW = 28; /* what the table reaches below the largest logit */
 
 INLINE int32_t table_index(float z) {
@@ -13,16 +15,16 @@ INLINE int32_t table_index(float z) {
     return (int32_t)rintf((z + BELOW) * TABLE_STEP);
 }
 
-/* One bit an expert into mask, and how many are set. value has whole blocks of sixteen, -1 past the end. */
-static int mask_of(const int32_t *value, int n, int32_t threshold, uint16_t *mask) {
+/* One bit an expert into mask, and how many are set. index has whole blocks of sixteen, -1 past the end. */
+static int mask_of(const int32_t *index, int n, int32_t threshold, uint16_t *mask) {
     int count = 0;
-    for (int i = 0; i < n; i += 16) count += __builtin_popcount(mask[i / 16] = bits_from(value + i, threshold));
+    for (int i = 0; i < n; i += 16) count += __builtin_popcount(mask[i / 16] = bits_from(index + i, threshold));
     return count;
 }
 
 static int choose_bits(const Model *m, const float *logits, int32_t *chosen, float *weight, Tally *t) {
     int experts = m->experts, k = m->top_k, n = round_up(experts, 16);
-    int32_t value[MOST_EXPERTS];
+    int32_t index[MOST_EXPERTS];
     float at[MOST_EXPERTS], total = 0;
     uint16_t mask[MOST_EXPERTS / 16];
     t->scored = experts;
@@ -38,30 +40,34 @@ static int choose_bits(const Model *m, const float *logits, int32_t *chosen, flo
         }
         sum = v_add(sum, z);
     }
-    int32_t low = 0;
-    for (int e = 0; e < experts; e++) {
-        value[e] = m->sigmoid[(int32_t)at[e]];
-        low += value[e] == 0;
-    }
-    for (int e = experts; e < n; e++) value[e] = -1;
+    int32_t low = experts - n, from = (int32_t)m->sigmoid_from; /* places past the end count as low */
+    for (int e = 0; e < n; e++) index[e] = (int32_t)at[e];
+    for (int e = experts; e < n; e++) index[e] = -1;
+    for (int e = 0; e < n; e++) low += index[e] < from;
     t->saturated = low;
     float mean = v_sum(sum) / (float)experts, guess = mean * (1.0f - m->threshold_at);
-    int32_t threshold = m->sigmoid[table_index(guess)];
-    int count = mask_of(value, n, threshold, mask);
+    int32_t threshold = table_index(guess);
+    int count = mask_of(index, n, threshold, mask);
     for (int move = 0; move < MOVES && count != k; move++) {
-        if (move == 0 && abs(count - k) > 1) {
+        int steps = abs(count - k);
+        if (steps > NEAR) {
+            if (move == MOVES - 1) break;
             guess -= (float)(count - k) * m->threshold_step * mean;
-            threshold = m->sigmoid[table_index(guess)];
-        } else if (count > k) { /* past the least that is set */
-            int32_t least = 65536;
-            for (int e = 0; e < n; e++) least = min_int(least, value[e] >= threshold ? value[e] : 65536);
-            threshold = least + 1;
-        } else { /* down to the largest that is not */
-            int32_t most = 0;
-            for (int e = 0; e < n; e++) most = max_int(most, value[e] < threshold ? value[e] : 0);
-            threshold = most;
+            threshold = table_index(guess);
+        } else if (count > k) { /* past the least that are set */
+            for (; steps; steps--) {
+                int32_t least = INT32_MAX - 1;
+                for (int e = 0; e < n; e++) least = min_int(least, index[e] >= threshold ? index[e] : INT32_MAX - 1);
+                threshold = least + 1;
+            }
+        } else { /* down to the largest that are not */
+            for (; steps; steps--) {
+                int32_t most = 0;
+                for (int e = 0; e < n; e++) most = max_int(most, index[e] < threshold ? index[e] : 0);
+                threshold = most;
+            }
         }
-        count = mask_of(value, n, threshold, mask);
+        count = mask_of(index, n, threshold, mask);
     }
     if (count != k) {
         t->fallback = 1;
@@ -76,11 +82,12 @@ static int choose_bits(const Model *m, const float *logits, int32_t *chosen, flo
         chosen[j] = e;
     }
     for (int i = 0; i < k; i++) { /* s / (1 - s) of the sigmoid is e^x */
-        int32_t v = value[chosen[i]];
+        int32_t v = m->sigmoid[index[chosen[i]]];
         total += weight[i] = (float)v / (float)(65536 - v);
     }
     if (!m->normalise) {
-        for (int e = 0; e < experts; e++) at[e] = (float)value[e] / (float)(65536 - value[e]);
+        for (int e = 0; e < n; e++) index[e] = m->sigmoid[max_int(index[e], 0)];
+        for (int e = 0; e < n; e++) at[e] = (float)index[e] / (float)(65536 - index[e]);
         sum = v_zero();
         for (int i = 0; i < experts; i += 16) sum = v_add(sum, v_at(at, i, experts));
         total = v_sum(sum);

@@ -5,11 +5,12 @@
    register, looked up by a permutation, and made by one exp instead of sixteen. */
 
 enum { MOST_TABLES = 4 };
+static const float DIGITS[16] = {0, -1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, -12, -13, -14, -15};
 static const float COARSE = 0.25f; /* a step that changes a weight by more than a quarter is too coarse */
 
 static int choose_lut(const Model *m, const float *logits, int32_t *chosen, float *weight, Tally *t) {
-    int experts = m->experts, k = m->top_k, tables = (m->router_bits + 3) / 4;
-    float last = (float)((1 << m->router_bits) - 1), lane[16], total = 0;
+    int experts = m->experts, k = m->top_k, n = round_up(experts, 16), tables = (m->router_bits + 3) / 4;
+    float last = (float)((1 << m->router_bits) - 1), total = 0;
     int32_t key[MOST_EXPERTS + 16];
     float code[MOST_EXPERTS + 16];
     t->scored = experts;
@@ -24,18 +25,16 @@ static int choose_lut(const Model *m, const float *logits, int32_t *chosen, floa
         v16 c = v_mul(v_sub(v_at(logits, i, experts), v_set1(t->low)), v_set1(inverse));
         v_store(code + i, v_add(v_round(v_max(c, v_set1(-1))), v_set1(1)));
     }
-    for (int e = 0; e < experts; e++) key[e] = (int32_t)code[e] << 11 | (MOST_EXPERTS - 1 - e);
+    for (int e = 0; e < n; e++) key[e] = (int32_t)code[e] << 11 | (MOST_EXPERTS - 1 - e);
+    for (int e = experts; e < n; e++) key[e] = -1;
     for (int i = 0; i < k; i++) { /* keys differ, so the largest is one: ties went to the lower index */
         int32_t best = -1;
-        for (int e = 0; e < experts; e++) best = max_int(best, key[e]);
+        for (int e = 0; e < n; e++) best = max_int(best, key[e]);
         chosen[i] = MOST_EXPERTS - 1 - (best & (MOST_EXPERTS - 1));
         key[chosen[i]] = -1;
     }
     v16 table[MOST_TABLES];
-    for (int j = 0; j < tables; j++) {
-        for (int i = 0; i < 16; i++) lane[i] = -(float)(i << 4 * j) * step;
-        table[j] = v_exp(v_load(lane));
-    }
+    for (int j = 0; j < tables; j++) table[j] = v_exp(v_mul(v_load(DIGITS), v_set1((float)(1 << 4 * j) * step)));
     const v16 first = v_set1(last + 1);
     for (int i = 0; i < k; i++) weight[i] = code[chosen[i]];
     for (int i = 0; i < k; i += 16) {

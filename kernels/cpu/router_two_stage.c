@@ -13,14 +13,13 @@ static int codes_of(const Model *m, const float *x, int16_t *code, Codes *c) {
     for (int i = 0; i < hidden; i += 16) any = v_absmax(any, v_at(x, i, hidden));
     float peak = v_absmax_lane(any);
     if (!(peak >= 1e-12f && peak <= 1e15f)) return 0;
-    float step = peak / last, lane[16];
+    float step = peak / last;
     v16 inverse = v_set1(last / peak), scale = v_set1(step);
     for (int i = 0; i < hidden; i += 16) {
         v16 v = v_at(x, i, hidden), p = v_round(v_mul(v, inverse)), u = v_sub(v, v_mul(p, scale));
         norm = v_madd(norm, v, v);
         rest = v_madd(rest, u, u);
-        v_store(lane, p);
-        for (int j = 0; j < 16; j++) code[i + j] = (int16_t)lane[j];
+        v_store_codes(code + i, p);
     }
     double up = 1.0 + (hidden + 32) * 0x1p-23; /* rounding of a sum of squares, more than enough */
     c->scale = step;
@@ -29,33 +28,20 @@ static int codes_of(const Model *m, const float *x, int16_t *code, Codes *c) {
     return 1;
 }
 
-static int64_t dot_codes(const int16_t *a, const int16_t *b, int n, int block) {
-    int64_t sum = 0;
-    for (int i = 0; i < n; i += block) {
-        int32_t part = 0; /* block is chosen so that it cannot overflow */
-        int end = min_int(n, i + block);
-        for (int j = i; j < end; j++) part += (int32_t)a[j] * b[j];
-        sum += part;
-    }
-    return sum;
-}
-
 /* logits of the listed experts, the bits of router_logits. */
 static void logits_of(const Layer *layer, const float *x, int hidden, const int32_t *expert, int count, float *logits) {
-    int i = 0;
-    for (; i + 4 <= count; i += 4) {
+    for (int i = 0; i < count; i += 4) { /* the last one again where four are not left */
         const float *w[4];
         float four[4];
         v16 s[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
-        for (int j = 0; j < 4; j++) w[j] = layer->gate + (size_t)expert[i + j] * hidden;
+        for (int j = 0; j < 4; j++) w[j] = layer->gate + (size_t)expert[min_int(i + j, count - 1)] * hidden;
         for (int h = 0; h < hidden; h += 16) {
             v16 v = v_at(x, h, hidden);
             for (int j = 0; j < 4; j++) s[j] = v_madd(s[j], v_at(w[j], h, hidden), v);
         }
         v_sum4(s, four);
-        for (int j = 0; j < 4; j++) logits[expert[i + j]] = four[j];
+        for (int j = 0; j < 4 && i + j < count; j++) logits[expert[i + j]] = four[j];
     }
-    for (; i < count; i++) logits[expert[i]] = dot(layer->gate + (size_t)expert[i] * hidden, x, hidden);
 }
 
 /* Candidates into list: experts whose largest possible logit reaches the k-th largest of the smallest possible ones.
@@ -65,16 +51,19 @@ static int candidates_of(const Model *m, const Layer *layer, const float *x, int
     float low[MOST_EXPERTS], high[MOST_EXPERTS];
     int32_t best[MOST_EXPERTS];
     Codes c;
+    int64_t sum[4];
     if (experts < 1 || !codes_of(m, x, code, &c)) return 0;
     for (int e = 0; e < experts; e++) {
+        if (e % 4 == 0) /* rows of codes come in fours, the last ones zero */
+            dot4_codes(layer->gate_codes + (size_t)e * m->code_width, (size_t)m->code_width, code, m->code_width,
+                       m->code_block, sum);
         const double *f = layer->gate_facts + 4 * (size_t)e;
         if (!(f[3] * c.norm <= 1e37)) { /* not finite, or its float logit might overflow */
             if (f[3] <= 1e300) return 0;
             low[e] = -INFINITY, high[e] = INFINITY;
             continue;
         }
-        int64_t sum = dot_codes(layer->gate_codes + (size_t)e * m->code_width, code, m->code_width, m->code_block);
-        double logit = f[0] * c.scale * (double)sum, error = f[1] * c.norm + f[2] * c.rest;
+        double logit = f[0] * c.scale * (double)sum[e % 4], error = f[1] * c.norm + f[2] * c.rest;
         /* of this line, of rounding to float below, and of float products that underflow */
         error += (fabs(logit) + error) * 0x1p-20 + (m->hidden + 4) * 0x1p-148;
         low[e] = (float)(logit - error), high[e] = (float)(logit + error);

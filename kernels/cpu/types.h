@@ -35,7 +35,7 @@ typedef struct {
     Ffn dense, shared;
     int32_t heads, window, q_norm_len, k_norm_len, has_dense, has_shared, has_clip;
     float scale, clip;
-    const int16_t *gate_codes; /* two_stage: [experts][code_width], zeros past hidden */
+    const int16_t *gate_codes; /* two_stage: [experts][code_width], zeros past hidden; fours of rows */
     const double *gate_facts;  /* two_stage: [experts][4] scale, |gate - codes| + rounding, |codes|, |gate| (2-norms) */
 } Layer;
 
@@ -66,6 +66,7 @@ typedef struct {
     int32_t router, router_bits, router_audit, code_width, code_block;
     float threshold_at, threshold_step; /* bit_level: first guess and its slope; see router_bits.c */
     const uint16_t *sigmoid;            /* bit_level: [32768] */
+    int64_t sigmoid_from;               /* the first index whose value is not 0 */
     int64_t *router_counts;             /* [n_layers][8], see Tally */
     float *router_span;                 /* [n_layers][2] smallest and largest logit so far */
 } Model;

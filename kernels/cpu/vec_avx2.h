@@ -114,6 +114,39 @@ INLINE v16 v_int4(const uint8_t *p, int j, int part) {
     return v_pair(int4_half(p, 8 * j + 4 * part), int4_half(p + 32, 8 * j + 4 * part));
 }
 
+INLINE void v_store_codes(int16_t *out, v16 whole) {
+    __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(whole.lo), _mm256_cvtps_epi32(whole.hi));
+    _mm256_storeu_si256((__m256i *)out, _mm256_permute4x64_epi64(w, 0xd8));
+}
+INLINE float v_max_lane(v16 v) {
+    __m256 h = _mm256_max_ps(v.lo, v.hi);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+INLINE int64_t sum_codes(__m256i s) {
+    __m256i w = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(s)),
+                                 _mm256_cvtepi32_epi64(_mm256_extracti128_si256(s, 1)));
+    __m128i q = _mm_add_epi64(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+    return _mm_cvtsi128_si64(q) + _mm_extract_epi64(q, 1);
+}
+INLINE void dot4_codes(const int16_t *a, size_t stride, const int16_t *b, int n, int block, int64_t *out) {
+    for (int j = 0; j < 4; j++) out[j] = 0;
+    for (int i = 0; i < n;) {
+        int end = n - i > 8 * block ? i + 8 * block : n;
+        __m256i s[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+        for (; i < end; i += 16) {
+            __m256i x = _mm256_loadu_si256((const __m256i *)(b + i));
+            for (int j = 0; j < 4; j++) {
+                __m256i w = _mm256_loadu_si256((const __m256i *)(a + (size_t)j * stride + i));
+                s[j] = _mm256_add_epi32(s[j], _mm256_madd_epi16(w, x));
+            }
+        }
+        for (int j = 0; j < 4; j++) out[j] += sum_codes(s[j]);
+    }
+}
+
 INLINE __m256 lookup_half(v16 table, __m256 whole, int shift) {
     __m256i at = _mm256_srli_epi32(_mm256_cvtps_epi32(whole), shift);
     __m256 low = _mm256_permutevar8x32_ps(table.lo, at), high = _mm256_permutevar8x32_ps(table.hi, at);

@@ -80,6 +80,30 @@ INLINE v16 v_int4(const uint8_t *p, int j, int part) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_loadu_si512(p), 8 * j + 4 * part), value);
 }
 
+/* Whole numbers within int16. */
+INLINE void v_store_codes(int16_t *out, v16 whole) {
+    _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(whole)));
+}
+INLINE float v_max_lane(v16 v) { return _mm512_reduce_max_ps(v); }
+
+/* Four rows of int16 codes, `stride` apart, times b: exact. n is a multiple of 32; `block` products fit into 32 bits. */
+INLINE void dot4_codes(const int16_t *a, size_t stride, const int16_t *b, int n, int block, int64_t *out) {
+    for (int j = 0; j < 4; j++) out[j] = 0;
+    for (int i = 0; i < n;) {
+        int end = n - i > 16 * block ? i + 16 * block : n;
+        __m512i s[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+        for (; i < end; i += 32)
+            for (int j = 0; j < 4; j++)
+                s[j] = _mm512_dpwssd_epi32(s[j], _mm512_loadu_si512(a + (size_t)j * stride + i),
+                                           _mm512_loadu_si512(b + i));
+        for (int j = 0; j < 4; j++)
+            out[j] += n <= block ? _mm512_reduce_add_epi32(s[j])
+                                 : _mm512_reduce_add_epi64(
+                                       _mm512_add_epi64(_mm512_cvtepi32_epi64(_mm512_castsi512_si256(s[j])),
+                                                        _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(s[j], 1))));
+    }
+}
+
 /* table[whole >> shift & 15] for whole numbers from 0, lane by lane. */
 INLINE v16 v_lookup(v16 table, v16 whole, int shift) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_cvtps_epi32(whole), (unsigned)shift), table);

@@ -118,6 +118,28 @@ INLINE v16 v_int4(const uint8_t *p, int j, int part) {
     return __builtin_convertvector((words_at(p) >> (8 * j + 4 * part) & 15) - 8, v16);
 }
 
+INLINE void v_store_codes(int16_t *out, v16 index) {
+    i16 at = whole(index);
+    for (int i = 0; i < 16; i++) out[i] = (int16_t)at[i];
+}
+INLINE float v_max_lane(v16 v) {
+    float top = v[0];
+    for (int i = 1; i < 16; i++) top = v[i] > top ? v[i] : top;
+    return top;
+}
+INLINE void dot4_codes(const int16_t *a, size_t stride, const int16_t *b, int n, int block, int64_t *out) {
+    for (int j = 0; j < 4; j++) {
+        const int16_t *w = a + (size_t)j * stride;
+        out[j] = 0;
+        for (int i = 0; i < n;) {
+            int end = n - i > block ? i + block : n;
+            int32_t part = 0;
+            for (; i < end; i++) part += (int32_t)w[i] * b[i];
+            out[j] += part;
+        }
+    }
+}
+
 INLINE v16 v_lookup(v16 table, v16 index, int shift) {
     float t[16];
     v_store(t, table);

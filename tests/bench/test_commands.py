@@ -50,9 +50,48 @@ def test_perplexity_compares_with_fp16(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["int4, all domains"]["value"] < 1.05
 
 
+def test_router_counts_and_times_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str], top: Path) -> None:
+    """More rows than the text has: the model writes the rest itself, and stops where it has enough."""
+    text = (top / "data" / "validation" / "novel.txt").read_text()
+    (tmp_path / "novel.txt").write_text(text[:1500])
+    small = ["--rows", "12000", "--random-rows", "1000", "--rounds", "2", "--characters", "500"]
+    assert main(["router", "--text", str(tmp_path), *small, "--json"]) in (0, 3)
+    rows = {(row["what"], row["unit"]): row for row in last_line(capsys.readouterr().out)["rows"]}
+    name = "recorded, 16 experts, top-2"
+    recorded = rows[f"{name}: rows", "rows"]["value"]
+    assert 12000 <= recorded < 12000 + 8 * 300
+    assert rows[f"{name}, two_stage: wrong selections", f"of {recorded}"]["value"] == 0
+    assert rows[f"{name}, two_stage: rows that differ from softmax in any bit", f"of {recorded}"]["value"] == 0
+    assert rows[f"{name}, bit_level: wrong selections", "%"]["value"] <= 0.2
+    assert rows["perplexity change, two_stage", "%"]["value"] == 0
+    for experts in (8, 64, 128, 256):
+        found = [row for (what, unit), row in rows.items() if f"random, {experts} " in what and unit == "ns a row"]
+        assert len(found) == 14 and all(row["value"] > 0 for row in found)
+
+
+def test_hidden_states_are_heard_once(tmp_path: Path) -> None:
+    """As many rows as layers times tokens, and the engine's backend is its own again afterwards."""
+    from colibri_lab.bench.hidden import listen
+    from colibri_lab.engine.engine import Engine
+    from colibri_lab.paths import embedded_model
+
+    with Engine.load(embedded_model(), max_batch_size=16, prefill_chunk=256, telemetry=False) as engine:
+        seen = [0] * 8
+
+        def sink(layer: int, x: Any) -> None:
+            assert x.shape[1] == 256
+            seen[layer] += len(x)
+
+        backend, text = engine._parts.transformer.backend, "The sea was calm."
+        tokens = len(engine.tokenizer.encode(text))
+        assert listen(engine, [text], 8 * tokens, sink) == 8 * tokens
+        assert seen == [tokens] * 8 and engine._parts.transformer.backend is backend
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["router", "--text", "nowhere"], "data/validation"),
         (["decode", "--shape", "m9"], "nano, m0, m1, m2"),
         (["decode", "--shape", "nano", "--peer", "vapour"], "none, llama.cpp"),
         (["decode", "--shape", "nano", "--prompt", "5000"], "leaves room for"),

@@ -188,3 +188,11 @@ def test_an_entry_point_names_a_router(model: Path, monkeypatch: pytest.MonkeyPa
     point = EntryPoint("top-of-two", f"{__name__}:TopOfTwo", "colibri_lab.routers")
     monkeypatch.setattr("colibri_lab.plugins.entry_points", lambda group: [point] if "routers" in group else [])
     assert run(model, router="top-of-two", count=2)[2]["router"] == "TopOfTwo"
+
+
+def test_certificates_and_audit_are_shown(model: Path) -> None:
+    with engine(model, router="two_stage", router_audit=True) as made:
+        assert "rows certified" not in made._repr_html_()  # nothing was routed yet
+        made.logits(list(range(3, 40)))
+        page = made._repr_html_()
+        assert "rows certified" in page and "candidates each" in page and "0% of 296 audited" in page

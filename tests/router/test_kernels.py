@@ -176,7 +176,7 @@ def test_the_bound_holds(seed: int, bits: int, hidden: int, size: float) -> None
     codes, bits_x = gate_codes(gate, bits), min(bits, 12)
     t = np.abs(x).max() / np.float32(2 ** (bits_x - 1) - 1)
     p = np.rint(x * ((2 ** (bits_x - 1) - 1) / np.abs(x).max()))
-    near = codes.facts[:, 0] * float(t) * (codes.codes[:, :hidden].astype(np.int64) @ p.astype(np.int64))
+    near = codes.facts[:, 0] * float(t) * (codes.codes[:20, :hidden].astype(np.int64) @ p.astype(np.int64))
     norm, rest = np.linalg.norm(x.astype(np.float64)), np.linalg.norm(x - p * float(t))
     bound = codes.facts[:, 1] * norm + codes.facts[:, 2] * (rest + norm * 1e-6)
     assert (np.abs(gate.astype(np.float64) @ x - near) <= bound).all()
