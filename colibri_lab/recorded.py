@@ -15,7 +15,7 @@ from colibri_lab.events import PAGES, SEQUENCE, SLOT, TOKEN
 from colibri_lab.trace import FORMAT, STREAMS, VERSION, Batch, Cursor, Facts, TraceError
 
 MAX_LINE = 1 << 20  # bytes; a longer line is not one of ours
-LIMITS = {"layers": 1024, "experts": 65535, "top_k": 256}
+LIMITS = {"layers": 1024, "experts": 65535, "top_k": 1024}
 MAX_SLOTS = 1 << 24  # views hold an array of them
 SIZES = {"kv_slots": MAX_SLOTS, "kv_slot_size": 1 << 32}  # facts that views calculate with, and their limits
 SIZES |= dict.fromkeys(("expert_bytes", "expert_cache_bytes", "experts_total_bytes"), 1 << 62)

@@ -97,6 +97,9 @@ def router_command(
     random_rows: Annotated[int, typer.Option(min=1, help="random hidden states of each size")] = 100_000,
     rounds: Annotated[int, typer.Option(min=2)] = 15,
     characters: Annotated[int, typer.Option(min=1, help="of each domain, for perplexity")] = 12000,
+    bits: Annotated[
+        int | None, typer.Option(min=8, max=16, help="of the codes; default 8, and 12 from 65 experts up")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Routers on recorded and random hidden states: ns a row, wrong selections, fallbacks, perplexity."""
@@ -104,7 +107,7 @@ def router_command(
     def measure() -> Result:
         from colibri_lab.bench import router
 
-        return router.run(text, router.Plan(rows, random_rows, rounds, characters))
+        return router.run(text, router.Plan(rows, random_rows, rounds, characters, bits))
 
     finish(measure, json)
 

@@ -15,7 +15,7 @@ from colibri_lab.bench.quality import documents, first_documents, mean_loss
 from colibri_lab.bench.result import Result
 from colibri_lab.engine.engine import Engine
 from colibri_lab.ops.router_kernel import RouterKernel
-from colibri_lab.ops.routing import COUNTS, F32, KINDS, Routing, default_bits
+from colibri_lab.ops.routing import COUNTS, F32, KINDS, QUANTISED, Routing, default_bits
 from colibri_lab.paths import embedded_model
 
 ROWS = 128  # of a timed call
@@ -33,6 +33,7 @@ class Plan:
     random_rows: int = 100_000  # of each size
     rounds: int = 15
     characters: int = 12_000  # of each domain, for perplexity
+    bits: int | None = None  # of the codes; None: 8, and 12 from 65 experts up
     hidden: int = 1024  # width of the random rows
 
 
@@ -56,7 +57,9 @@ def recorded(result: Result, texts: list[str], plan: Plan) -> None:
     with Engine.load(embedded_model(), max_batch_size=BATCH, prefill_chunk=CHUNK, telemetry=False) as engine:
         weights = engine._parts.file.weights()
         gates = [layer.gate for layer in weights.layers if layer.gate is not None]
-        made = {kind: [_kernel(kind, gate, weights.top_k, MOST_ROWS, True) for gate in gates] for kind in KINDS}
+        made = {
+            kind: [_kernel(kind, gate, weights.top_k, MOST_ROWS, True, plan.bits) for gate in gates] for kind in KINDS
+        }
         timed: list[list[F32]] = [[] for _ in gates]
         unequal = 0
 
@@ -78,14 +81,14 @@ def recorded(result: Result, texts: list[str], plan: Plan) -> None:
     _say_counts(result, name, made)
     result.add(f"{name}, two_stage: rows that differ from softmax in any bit", unequal, f"of {rows}")
     samples = [(gate, x) for gate, parts in zip(gates, timed, strict=True) for x in parts]
-    _say_times(result, name, samples, weights.top_k, weights.normalise_top_k, plan.rounds)
+    _say_times(result, name, samples, weights.top_k, weights.normalise_top_k, plan)
 
 
 def random(result: Result, experts: int, k: int, plan: Plan) -> None:
     """Normal gates and rows: logits as uncertain as can be."""
     rng = np.random.default_rng(experts)
     gate = (rng.standard_normal((experts, plan.hidden)) / math.sqrt(plan.hidden)).astype(np.float32) * 2
-    made = {kind: [_kernel(kind, gate, k, 1000, True)] for kind in KINDS}
+    made = {kind: [_kernel(kind, gate, k, 1000, True, plan.bits)] for kind in KINDS}
     samples = []
     for i in range(-(-plan.random_rows // 1000)):
         x = rng.standard_normal((1000, plan.hidden)).astype(np.float32)
@@ -95,8 +98,8 @@ def random(result: Result, experts: int, k: int, plan: Plan) -> None:
             made[kind][0].run(score=True)
     name = f"random, {experts} experts, top-{k}"
     _say_counts(result, name, made)
-    _say_times(result, name, samples, k, True, plan.rounds)
-    _say_times(result, f"{name} of a softmax over all", samples, k, False, plan.rounds)
+    _say_times(result, name, samples, k, True, plan)
+    _say_times(result, f"{name} of a softmax over all", samples, k, False, plan)
 
 
 def perplexity(result: Result, folder: Path, plan: Plan) -> None:
@@ -106,7 +109,10 @@ def perplexity(result: Result, folder: Path, plan: Plan) -> None:
     ]
     found = {}
     for kind in KINDS:
-        with Engine.load(embedded_model(), router=kind, max_batch_size=1, prefill_chunk=CHUNK) as engine:
+        bits = plan.bits if kind in QUANTISED else None
+        with Engine.load(
+            embedded_model(), router=kind, router_quant_bits=bits, max_batch_size=1, prefill_chunk=CHUNK
+        ) as engine:
             found[kind] = math.exp(mean_loss(engine, texts))
     for kind in KINDS[1:]:
         exact = found["softmax"]
@@ -116,8 +122,10 @@ def perplexity(result: Result, folder: Path, plan: Plan) -> None:
         result.add(f"perplexity change, {kind}", (found[kind] / exact - 1) * 100, "%")
 
 
-def _kernel(kind: str, gate: F32, k: int, rows: int, normalise: bool, audit: bool = True) -> RouterKernel:
-    routing = Routing.make(1, kind, default_bits(len(gate)), audit)
+def _kernel(
+    kind: str, gate: F32, k: int, rows: int, normalise: bool, bits: int | None, audit: bool = True
+) -> RouterKernel:
+    routing = Routing.make(1, kind, bits or default_bits(len(gate)), audit)
     return RouterKernel(routing, len(gate), k, normalise, rows, gate)
 
 
@@ -133,16 +141,16 @@ def _say_counts(result: Result, name: str, made: Kernels) -> None:
             result.add(f"{name}, {kind}: candidates", c["candidates"] / max(1, c["certified"]), "a certified row")
 
 
-def _say_times(result: Result, name: str, samples: list[tuple[F32, F32]], k: int, normalise: bool, rounds: int) -> None:
+def _say_times(result: Result, name: str, samples: list[tuple[F32, F32]], k: int, normalise: bool, plan: Plan) -> None:
     for what, score, kinds in (("select", False, ("softmax", *APPROXIMATE)), ("route", True, KINDS)):
         sides: dict[str, Callable[[], Block]] = {}
         for kind in kinds:
-            kernels = [_kernel(kind, gate, k, ROWS, normalise, audit=False) for gate, _ in samples]
+            kernels = [_kernel(kind, gate, k, ROWS, normalise, plan.bits, audit=False) for gate, _ in samples]
             for kernel, (gate, x) in zip(kernels, samples, strict=True):
                 kernel.x[:], kernel.logits[:] = x, x @ gate.T
             sides[kind] = _side(kernels, score)
         interleave(2, sides)
-        blocks = interleave(rounds, sides)
+        blocks = interleave(plan.rounds, sides)
         each = {kind: [block.cpu_s / block.work * 1e9 for block in found] for kind, found in blocks.items()}
         took = {kind: percentile(values, 0.25) for kind, values in each.items()}
         for kind in kinds:

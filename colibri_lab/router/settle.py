@@ -8,7 +8,7 @@ from typing import Any
 from .. import plugins
 from ..config import ROUTERS, Config
 from ..errors import ConfigError
-from ..ops.routing import Routing, as_dtype, default_bits
+from ..ops.routing import MOST_EXPERTS, Routing, as_dtype, default_bits
 from ..ops.types import ModelWeights
 
 
@@ -25,6 +25,10 @@ def settle_weights(weights: ModelWeights, config: Config) -> tuple[ModelWeights,
     if top_k > weights.experts and config.router_top_k is not None:
         raise ConfigError(
             f"settings: router_top_k: a layer has {weights.experts} experts, so k is at most that, not {top_k}"
+        )
+    if weights.experts > MOST_EXPERTS:
+        raise ConfigError(
+            f"settings: model_path: {weights.experts} experts a layer; routers take {MOST_EXPERTS} at most"
         )
     foreign = not isinstance(config.router, str) or config.router not in ROUTERS
     routing = Routing.make(

@@ -54,7 +54,7 @@ def test_router_counts_and_times_every_kind(tmp_path: Path, capsys: pytest.Captu
     """More rows than the text has: the model writes the rest itself, and stops where it has enough."""
     text = (top / "data" / "validation" / "novel.txt").read_text()
     (tmp_path / "novel.txt").write_text(text[:1500])
-    small = ["--rows", "12000", "--random-rows", "1000", "--rounds", "2", "--characters", "500"]
+    small = ["--rows", "12000", "--random-rows", "1000", "--rounds", "2", "--characters", "500", "--bits", "12"]
     assert main(["router", "--text", str(tmp_path), *small, "--json"]) in (0, 3)
     rows = {(row["what"], row["unit"]): row for row in last_line(capsys.readouterr().out)["rows"]}
     name = "recorded, 16 experts, top-2"
@@ -64,6 +64,7 @@ def test_router_counts_and_times_every_kind(tmp_path: Path, capsys: pytest.Captu
     assert rows[f"{name}, two_stage: rows that differ from softmax in any bit", f"of {recorded}"]["value"] == 0
     assert rows[f"{name}, bit_level: wrong selections", "%"]["value"] <= 0.2
     assert rows["perplexity change, two_stage", "%"]["value"] == 0
+    assert rows["random, 64 experts, top-8, two_stage: fallback", "% of rows"]["value"] == 0  # of 12 bits
     for experts in (8, 64, 128, 256):
         found = [row for (what, unit), row in rows.items() if f"random, {experts} " in what and unit == "ns a row"]
         assert len(found) == 14 and all(row["value"] > 0 for row in found)

@@ -196,3 +196,36 @@ def test_certificates_and_audit_are_shown(model: Path) -> None:
         made.logits(list(range(3, 40)))
         page = made._repr_html_()
         assert "rows certified" in page and "candidates each" in page and "0% of 296 audited" in page
+
+
+def test_more_experts_than_routers_take() -> None:
+    from dataclasses import replace
+
+    from colibri_lab.config import Config
+    from colibri_lab.router.settle import settle_weights
+    from tests.ops.models import Maker, Shape
+
+    weights = Maker(Shape(experts=4)).weights()
+    assert settle_weights(weights, Config.make({}))[0].routing is not None
+    with pytest.raises(ConfigError, match="2049 experts a layer; routers take 2048 at most"):
+        settle_weights(replace(weights, experts=2049), Config.make({}))
+
+
+def test_a_k_of_hundreds(tmp_path: Path) -> None:
+    """512 experts, 300 of them a token: every router runs, and a recording of it plays."""
+    from colibri_lab.convert import convert
+    from colibri_lab.recorded import replay
+    from colibri_lab.trace import Recorder
+
+    made = make("qwen3_moe", 8, num_experts=512, num_experts_per_tok=300, norm_topk_prob=True)
+    path = convert(made.save(tmp_path / "hf"), tmp_path / "out", quantize="fp32")
+    prompt = list(range(3, 9))
+    right, _, _ = run(path, prompt, 2)
+    assert run(path, prompt, 2, router="two_stage")[0] == right
+    for router in ("int8_lut", "bit_level"):
+        said, c, _ = run(path, prompt, 2, router=router, router_audit=True)
+        assert len(said) == 2 and (c["wrong_selections"] == 0 or router == "int8_lut")
+    with engine(path, telemetry=True) as traced:
+        with Recorder(traced.telemetry, tmp_path / "run.jsonl"):
+            list(traced.generate(prompt, max_tokens=2))
+        assert replay(tmp_path / "run.jsonl").top_k == 300

@@ -209,6 +209,7 @@ def test_references_as_routers() -> None:
     ("wrong", "says"),
     [
         (lambda: Routing.make(1, "magic"), "none of softmax"),
+        (lambda: RouterKernel(Routing.make(1), 2049, 2, True, 1), "at most 2048"),
         (lambda: Routing.make(1, "int8_lut", 7), "8 to 16 bits"),
         (lambda: RouterKernel(Routing.make(1, "two_stage"), 4, 2, True, 1), "needs a gate"),
         (lambda: RouterKernel(Routing.make(1), 4, 5, True, 1), "from 1 to the 4"),
