@@ -9,7 +9,8 @@ static int same_set(const int32_t *a, const int32_t *b, int k) {
     return 1;
 }
 
-/* Logits are there already, except for two_stage, which makes those that it needs. code: [code_width]. 0: not finite. */
+/* Logits are there already, except for two_stage, which makes those that it needs. code: [code_width]. 0: not finite.
+ */
 static int route_row(const Model *m, const Layer *layer, int r, int16_t *code, Tally *t) {
     float *logits = m->router_logits + (size_t)r * m->experts, *weight = m->weights + (size_t)r * m->top_k;
     const float *x = m->ffn_in + (size_t)r * m->hidden;

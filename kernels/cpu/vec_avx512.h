@@ -86,7 +86,8 @@ INLINE void v_store_codes(int16_t *out, v16 whole) {
 }
 INLINE float v_max_lane(v16 v) { return _mm512_reduce_max_ps(v); }
 
-/* Four rows of int16 codes, `stride` apart, times b: exact. n is a multiple of 32; `block` products fit into 32 bits. */
+/* Four rows of int16 codes, `stride` apart, times b: exact. n is a multiple of 32; `block` products fit into 32 bits.
+ */
 INLINE void dot4_codes(const int16_t *a, size_t stride, const int16_t *b, int n, int block, int64_t *out) {
     for (int j = 0; j < 4; j++) out[j] = 0;
     for (int i = 0; i < n;) {
