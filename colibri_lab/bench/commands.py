@@ -93,7 +93,7 @@ def perplexity_command(
 @app.command("router")
 def router_command(
     text: Annotated[Path, typer.Option(help="folder of texts that the embedded model reads")] = VALIDATION,
-    rows: Annotated[int, typer.Option(min=1, help="recorded hidden states, at least")] = 1_000_000,
+    rows: Annotated[int, typer.Option(min=1, help="different recorded hidden states, at least")] = 1_000_000,
     random_rows: Annotated[int, typer.Option(min=1, help="random hidden states of each size")] = 100_000,
     rounds: Annotated[int, typer.Option(min=2)] = 15,
     characters: Annotated[int, typer.Option(min=1, help="of each domain, for perplexity")] = 12000,

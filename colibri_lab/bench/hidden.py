@@ -20,32 +20,37 @@ class Listener:
     def __init__(self, backend: Any, rows: Any, sink: Sink) -> None:
         self._backend, self._rows, self._sink = backend, rows, sink
         self.heard = 0  # rows, over all layers
+        self.distinct: set[int] = set()  # their hashes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def attn_router(self, layer: int, n: int) -> None:
         self._backend.attn_router(layer, n)
-        self._sink(layer, self._rows.ffn_in[:n])
+        x = self._rows.ffn_in[:n]
+        self._sink(layer, x)
         self.heard += n
+        self.distinct.update(hash((layer, row.tobytes())) for row in x)
 
 
-def listen(engine: Engine, texts: list[str], least: int, sink: Sink) -> int:
+def listen(engine: Engine, texts: list[str], least: int, sink: Sink) -> tuple[int, int]:
     """Run `texts`, then continuations that the model samples from them (each with a seed of its own), until the sink
-    has had at least `least` rows: one for each layer and token, no row twice. Returns how many."""
+    has had at least `least` different rows. Rows, one for each layer and token, and how many of them are different: the
+    start token's, say, are always the same."""
     transformer = engine._parts.transformer
     listener = Listener(transformer.backend, engine._parts.rows, sink)
     transformer.backend = listener
     try:
         for text in texts:
-            if listener.heard < least:
+            if len(listener.distinct) < least:
                 engine.perplexity(text)
         for seed in count(1):
-            if listener.heard >= least:
-                return listener.heard
-            starts = [engine.tokenizer.encode(text)[:24] for text in texts[:BATCH]]
+            if len(listener.distinct) >= least:
+                return listener.heard, len(listener.distinct)
+            chosen = [texts[(seed * BATCH + i) % len(texts)] for i in range(BATCH)]
+            starts = [engine.tokenizer.encode(text)[:24] for text in chosen]
             for _ in engine.generate_batch(starts, max_tokens=600, temperature=1.0, seed=seed):
-                if listener.heard >= least:
+                if len(listener.distinct) >= least:
                     break
     finally:
         transformer.backend = listener._backend

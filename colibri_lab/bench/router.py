@@ -29,7 +29,7 @@ Kernels = dict[str, list[RouterKernel]]
 class Plan:
     """How much is measured."""
 
-    rows: int = 1_000_000  # recorded hidden states, at least
+    rows: int = 1_000_000  # different recorded hidden states, at least
     random_rows: int = 100_000  # of each size
     rounds: int = 15
     characters: int = 12_000  # of each domain, for perplexity
@@ -75,9 +75,10 @@ def recorded(result: Result, texts: list[str], plan: Plan) -> None:
             if n >= ROWS and len(timed[layer]) < 4:
                 timed[layer].append(x[:ROWS].copy())
 
-        rows = listen(engine, texts, plan.rows, sink)
+        rows, distinct = listen(engine, texts, plan.rows, sink)
     name = f"recorded, {len(gates[0])} experts, top-{weights.top_k}"
     result.add(f"{name}: rows", rows, "rows")
+    result.add(f"{name}: different rows", distinct, "rows")
     _say_counts(result, name, made)
     result.add(f"{name}, two_stage: rows that differ from softmax in any bit", unequal, f"of {rows}")
     samples = [(gate, x) for gate, parts in zip(gates, timed, strict=True) for x in parts]

@@ -59,7 +59,8 @@ def test_router_counts_and_times_every_kind(tmp_path: Path, capsys: pytest.Captu
     rows = {(row["what"], row["unit"]): row for row in last_line(capsys.readouterr().out)["rows"]}
     name = "recorded, 16 experts, top-2"
     recorded = rows[f"{name}: rows", "rows"]["value"]
-    assert 12000 <= recorded < 12000 + 8 * 300
+    distinct = rows[f"{name}: different rows", "rows"]["value"]
+    assert 12000 <= distinct < 12000 + 8 * 300 and distinct <= recorded
     assert rows[f"{name}, two_stage: wrong selections", f"of {recorded}"]["value"] == 0
     assert rows[f"{name}, two_stage: rows that differ from softmax in any bit", f"of {recorded}"]["value"] == 0
     assert rows[f"{name}, bit_level: wrong selections", "%"]["value"] <= 0.2
@@ -85,7 +86,7 @@ def test_hidden_states_are_heard_once(tmp_path: Path) -> None:
 
         backend, text = engine._parts.transformer.backend, "The sea was calm."
         tokens = len(engine.tokenizer.encode(text))
-        assert listen(engine, [text], 8 * tokens, sink) == 8 * tokens
+        assert listen(engine, [text], 8 * tokens, sink) == (8 * tokens, 8 * tokens)
         assert seen == [tokens] * 8 and engine._parts.transformer.backend is backend
 
 
