@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from .errors import ConfigError, NotAvailable
 from .yamlfile import read_mapping
 
+EVICTION = ("lru", "lfu", "lfru", "slru", "least_stale")
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
@@ -109,7 +110,13 @@ class Config(BaseModel):
         live=True,
         ge=0,
     )
-    eviction_policy: Any = key("lru", "which expert leaves a full cache: a name or a Policy object", section="pager")
+    eviction_policy: Any = key(
+        "lru",
+        "which expert leaves a full cache: lru, lfu, lfru, slru, least_stale or a Policy object; "
+        "a new one in a running engine begins without history",
+        section="pager",
+        live=True,
+    )
     prefetcher: Literal["none", "neighbour", "history", "next_gate"] | None = key(
         "none", "which pages are read before they are asked for", section="pager", built=["none", None]
     )
@@ -227,13 +234,10 @@ class Config(BaseModel):
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {reprlib.repr(value)} (this version has: {can})"
                 )
-        for name, names, method in (("eviction_policy", ("lru",), "victim"), ("router", ("softmax",), "select")):
+        for name, names, method in (("eviction_policy", EVICTION, "victim"), ("router", ("softmax",), "select")):
             value = getattr(self, name)
-            planned = {
-                "eviction_policy": ("lfu", "lfru", "slru", "least_stale"),
-                "router": ("int8_lut", "bit_level", "two_stage"),
-            }
-            if isinstance(value, str) and value in planned[name]:
+            planned = {"router": ("int8_lut", "bit_level", "two_stage")}
+            if isinstance(value, str) and value in planned.get(name, ()):
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {value!r} (this version has: {', '.join(names)})"
                 )

@@ -19,7 +19,6 @@ from ..model.transformer import Transformer
 from ..ops.select import choose_backend
 from ..ops.types import Backend, Rows
 from ..pager.pager import Pager
-from ..pager.policy import make_policy
 from ..pager.transfer import Transfer
 from ..router.hook import RouterHook
 from ..telemetry import NullTelemetry, Telemetry
@@ -113,7 +112,7 @@ def build(config: Config) -> Parts:
             budget = max(min(everything, free_memory() // 2), spec.top_k * expert_bytes)
         pager = Pager(
             layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=spec.top_k, pages=file.expert_pages,
-            budget=budget, policy=make_policy(config.eviction_policy), transfer=transfer, on_page=on_page,
+            budget=budget, policy=config.eviction_policy, transfer=transfer, on_page=on_page,
         )  # fmt: skip
         capacity = config.max_batch_size + config.prefill_chunk
         rows = Rows.allocate(capacity, spec.hidden_size, spec.experts, spec.top_k, spec.vocab_size)

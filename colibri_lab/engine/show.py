@@ -7,13 +7,13 @@ from typing import Any
 
 from ..config import Config
 from ..ops.layout import PAGE
+from ..pager.policies import policy_name
 
 MIB = 1 << 20
 
 
 def describe(parts: Any, config: Config) -> dict[str, Any]:
     spec, file, pager, kv = parts.file.spec, parts.file, parts.pager, parts.kv
-    policy = config.eviction_policy
     return {
         "model": file.source or file.path.parent.name,
         "path": str(parts.file.path),
@@ -46,7 +46,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "engine_mode": config.engine_mode,
         "router": parts.router.name if parts.router else "softmax",
         "prefetcher": "none",
-        "eviction_policy": policy if isinstance(policy, str) else type(policy).__name__,
+        "eviction_policy": policy_name(config.eviction_policy),
     }
 
 

@@ -15,6 +15,7 @@ from ..kv.cache import KVCache
 from ..model.transformer import Transformer
 from ..ops.types import NonFiniteLogits
 from ..pager.pager import Pager
+from ..pager.policies import policy_name
 from .batcher import Batcher
 from .sampling import log_probability
 from .sequence import SAID, Reason, Request, Token, Work, rows_of
@@ -42,6 +43,9 @@ class Stepper:
         self.config, changed = self._board.take()
         if changed.get("expert_cache_bytes") is not None:
             self.pager.resize(changed["expert_cache_bytes"])
+        if "eviction_policy" in changed:
+            self.pager.follow(changed["eviction_policy"])
+            changed["eviction_policy"] = policy_name(changed["eviction_policy"])
         if changed:
             self.telemetry.note("settings", changed)
 

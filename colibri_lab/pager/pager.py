@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..events import PageKind
 from ..ops.types import ExpertPages
 from .frames import Frames
+from .policies import make_policy
 from .policy import Policy
 from .transfer import Job, Transfer
 
@@ -28,9 +29,11 @@ class Pager:
     """
 
     def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int, budget: int,
-                 policy: Policy, transfer: Transfer, on_page: Any = None, poison: bool = False) -> None:  # fmt: skip
+                 policy: str | Policy, transfer: Transfer, on_page: Any = None,
+                 poison: bool = False) -> None:  # fmt: skip
         self.experts, self.top_k = experts, top_k
-        self._policy, self._transfer = policy, transfer
+        self._uses = sum(sparse) * top_k  # experts that one token uses in all layers
+        self._policy, self._transfer = make_policy(policy, experts, self._uses), transfer
         self.on_page = on_page
         self.step = 0  # number of the running step, set by the engine for the events
         most = sum(sparse) * experts
@@ -119,6 +122,14 @@ class Pager:
         self.evictions += 1
         if self.on_page:
             self.on_page(clock(), PageKind.EVICT, layer, expert, self.frames.pages, 0, self.step)
+
+    def follow(self, chosen: str | Policy) -> None:
+        """Another policy decides from now on; what is in memory stays, in no particular order of merit."""
+        policy = make_policy(chosen, self.experts, self._uses)
+        for key, run in enumerate(self._run):
+            if run >= 0:
+                policy.admit(key)
+        self._policy = policy
 
     def check(self, budget: int) -> int:
         """The number of experts that a budget in bytes holds; ConfigError when one token's do not fit."""
