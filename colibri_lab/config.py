@@ -21,6 +21,13 @@ from .errors import ConfigError, NotAvailable
 from .yamlfile import read_mapping
 
 EVICTION = ("lru", "lfu", "lfru", "slru", "least_stale")
+PREFETCH = ("none", "neighbour", "history", "next_gate")
+# keys that take a name or an object with this method
+OBJECTS = (
+    ("eviction_policy", EVICTION, "victim"),
+    ("prefetcher", PREFETCH, "guess"),
+    ("router", ("softmax",), "select"),
+)
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
@@ -111,29 +118,32 @@ class Config(BaseModel):
         ge=0,
     )
     eviction_policy: Any = key(
-        "lru",
+        "lfru",
         "which expert leaves a full cache: lru, lfu, lfru, slru, least_stale or a Policy object; "
         "a new one in a running engine begins without history",
         section="pager",
         live=True,
     )
-    prefetcher: Literal["none", "neighbour", "history", "next_gate"] | None = key(
-        "none", "which pages are read before they are asked for", section="pager", built=["none", None]
+    prefetcher: Any = key(
+        "none",
+        "which experts are read before they are asked for: none, neighbour, history, next_gate or a Prefetcher object",
+        section="pager",
     )
     expert_prefetch_pages: int | None = key(
-        None, "pages per prefetch", section="pager", unit="pages", ge=0, built=[None]
+        None,
+        "pages read ahead at a time, in whole experts; none: log2 of the context's length",
+        section="pager",
+        unit="pages",
+        ge=0,
     )
     pin_after_tokens: int | None = key(
-        None,
-        "pin an expert after this many consecutive tokens; none: off",
+        100,
+        "pin an expert that so many consecutive tokens used, until half as many did without; none: off",
         section="pager",
         unit="tokens",
         ge=1,
-        built=[None],
     )
-    pin_max_share: float | None = key(
-        None, "largest pinned share of the cache", section="pager", ge=0, le=1, built=[None]
-    )
+    pin_max_share: float = key(0.25, "largest pinned share of the cache", section="pager", ge=0, le=1)
     io_threads: int = key(4, "threads that read expert pages", section="pager", ge=1, le=64)
     io_priority: Literal["none", "idle", "low", "normal", "high"] = key(
         "none", "disk priority of the process", section="pager", built=["none"]
@@ -234,13 +244,15 @@ class Config(BaseModel):
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {reprlib.repr(value)} (this version has: {can})"
                 )
-        for name, names, method in (("eviction_policy", EVICTION, "victim"), ("router", ("softmax",), "select")):
+        for name, names, method in OBJECTS:
             value = getattr(self, name)
             planned = {"router": ("int8_lut", "bit_level", "two_stage")}
             if isinstance(value, str) and value in planned.get(name, ()):
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {value!r} (this version has: {', '.join(names)})"
                 )
+            if name == "prefetcher" and value is None:
+                continue
             if value not in names if isinstance(value, str) else not callable(getattr(value, method, None)):
                 options = ", ".join(names)
                 raise ConfigError(

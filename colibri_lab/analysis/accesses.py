@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 
 from colibri_lab.dispatch.waves import Dispatcher
-from colibri_lab.events import NO_EXPERT
+from colibri_lab.events import NO_EXPERT, Phase
 
 
 @dataclass(frozen=True)
 class Accesses:
-    """`steps` holds, for each step of the engine, (layer, experts chosen by each row [n][k]) of its sparse layers."""
+    """`steps` holds, for each step of the engine, (layer, experts chosen by each row [n][k]) of its sparse layers.
+
+    `decode` says of each step whether all its rows decoded.
+    """
 
     experts: int
     top_k: int
     steps: Sequence[Sequence[tuple[int, list[list[int]]]]]
+    decode: Sequence[bool] = ()
 
     @property
     def keys(self) -> int:
@@ -50,4 +54,6 @@ def accesses(tokens: Any, route: Any, experts: int) -> Accesses:
         rows = route[first:last]
         layers = [layer for layer in range(route.shape[1]) if last > first and rows[0, layer, 0] != NO_EXPERT]
         steps.append([(layer, rows[:, layer].tolist()) for layer in layers])
-    return Accesses(experts, route.shape[2], steps)
+    prompt = np.asarray(tokens["phase"]) == Phase.PREFILL
+    decode = [not prompt[first:last].any() for first, last in pairwise(edges)]
+    return Accesses(experts, route.shape[2], steps, decode)

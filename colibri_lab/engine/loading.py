@@ -18,7 +18,9 @@ from ..model.tokenizer import Tokenizer
 from ..model.transformer import Transformer
 from ..ops.select import choose_backend
 from ..ops.types import Backend, Rows
+from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
+from ..pager.prefetchers import make_prefetcher
 from ..pager.transfer import Transfer
 from ..router.hook import RouterHook
 from ..telemetry import NullTelemetry, Telemetry
@@ -41,6 +43,7 @@ class Parts:
     kv: KVCache
     dispatcher: Dispatcher
     router: RouterHook | None
+    ahead: Lookahead | None
     transformer: Transformer
     telemetry: Any
     max_positions: int
@@ -113,6 +116,8 @@ def build(config: Config) -> Parts:
         pager = Pager(
             layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=spec.top_k, pages=file.expert_pages,
             budget=budget, policy=config.eviction_policy, transfer=transfer, on_page=on_page,
+            pin_after=config.pin_after_tokens, pin_share=config.pin_max_share,
+            prefetch=config.prefetcher not in (None, "none"),
         )  # fmt: skip
         capacity = config.max_batch_size + config.prefill_chunk
         rows = Rows.allocate(capacity, spec.hidden_size, spec.experts, spec.top_k, spec.vocab_size)
@@ -130,7 +135,9 @@ def build(config: Config) -> Parts:
         backend.bind(weights, pool, pager.arrays, rows)
         router = None if isinstance(config.router, str) else RouterHook(config.router, rows)
         dispatcher = Dispatcher(spec.experts, spec.top_k)
-        transformer = Transformer(backend, rows, spec.sparse, pager, kv, dispatcher, router)
+        prefetcher = make_prefetcher(config.prefetcher, rows, weights)
+        ahead = None if prefetcher is None else Lookahead(pager, prefetcher, config.expert_prefetch_pages)
+        transformer = Transformer(backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead)
         stack.pop_all()
     return Parts(
         config,
@@ -144,6 +151,7 @@ def build(config: Config) -> Parts:
         kv,
         dispatcher,
         router,
+        ahead,
         transformer,
         telemetry,
         positions,

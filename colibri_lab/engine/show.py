@@ -45,7 +45,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "max_positions": parts.max_positions,
         "engine_mode": config.engine_mode,
         "router": parts.router.name if parts.router else "softmax",
-        "prefetcher": "none",
+        "prefetcher": policy_name(config.prefetcher or "none"),
         "eviction_policy": policy_name(config.eviction_policy),
     }
 

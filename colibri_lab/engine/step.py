@@ -59,7 +59,7 @@ class Stepper:
         if not works:
             return False
         begin, before = clock(), self._counts()
-        self.pager.step = self.steps
+        self.begin(works)
         try:
             self.transformer.forward(*self.fill(works))
             head = clock()
@@ -76,6 +76,11 @@ class Stepper:
         self._tell(works, tokens, begin, head, end, before)
         self._commit(works, tokens, begin, end)
         return True
+
+    def begin(self, works: Sequence[Work]) -> None:
+        """Tell the pager what kind of step comes."""
+        decode = all(work.start >= work.sequence.prompt for work in works)
+        self.pager.begin(self.steps, decode, max(work.start + work.count for work in works))
 
     def fill(self, works: Sequence[Work]) -> tuple[int, list[int]]:
         """Write the rows of a step; returns their number and the seat of each."""
@@ -196,7 +201,7 @@ class Stepper:
 
     def _counts(self) -> tuple[int, int, int, int]:
         p = self.pager
-        return p.faults, p.hits, p.evictions, p.bytes_read
+        return p.faults, p.hits, p.evictions, p.all_bytes
 
     def _tell(self, works: Sequence[Work], tokens: Sequence[tuple[int, float] | None], begin: int, head: int, end: int,
               before: tuple[int, int, int, int]) -> None:  # fmt: skip

@@ -12,7 +12,7 @@ from .stale import LeastStale
 POLICIES: dict[str, Callable[[int, int], Policy]] = {  # (experts of a layer, experts that one token uses) -> policy
     "lru": lambda experts, uses: LRU(),
     "lfu": lambda experts, uses: LFU(),
-    "lfru": lambda experts, uses: LFRU(half_life=64.0 * uses),
+    "lfru": lambda experts, uses: LFRU(half_life=16.0 * uses),
     "slru": lambda experts, uses: SLRU(),
     "least_stale": lambda experts, uses: LeastStale(experts),
 }
@@ -23,6 +23,6 @@ def make_policy(chosen: str | Policy, experts: int, uses: int) -> Policy:
     return POLICIES[chosen](experts, uses) if isinstance(chosen, str) else chosen
 
 
-def policy_name(chosen: str | Policy) -> str:
+def policy_name(chosen: object) -> str:
     """What to call it where people read."""
     return chosen if isinstance(chosen, str) else type(chosen).__name__

@@ -25,6 +25,15 @@ def test_the_simulator_reproduces_the_engine_s_counters(policy: str, experts: in
     assert (counts.hits, counts.faults, counts.evictions) == (pager["hits"], pager["faults"], pager["evictions"])
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_pins_too(policy: str) -> None:
+    trace, pager, _ = record(policy, 48, tokens=60, max_batch_size=2, pin_after_tokens=4, pin_max_share=0.4)
+    counts = simulate(trace, 48, policy, pin_after=4, pin_share=0.4)
+    mine = (counts.hits, counts.faults, counts.evictions, counts.pin_hits)
+    assert mine == (pager["hits"], pager["faults"], pager["evictions"], pager["pin_hits"])
+    assert counts.pin_hits > 0 and simulate(trace, 48, policy).pin_hits == 0
+
+
 def test_policies_differ_and_tokens_do_not() -> None:
     runs = {name: record(name, 40, max_batch_size=1) for name in POLICIES}
     assert len({tuple(said) for _, _, said in runs.values()}) == 1

@@ -58,6 +58,11 @@ def test_perplexity_compares_with_fp16(tmp_path: Path, capsys: pytest.CaptureFix
         (["decode", "--shape", "nano", "--prompt", "5000"], "leaves room for"),
         (["telemetry", "--shape", "m9"], "nano, m0, m1, m2"),
         (["perplexity", "--text", "nowhere"], "data/validation"),
+        (["paging", "--text", "nowhere"], "data/validation"),
+        (["paging", "--policies", "fifo"], "lru, lfu, lfru, slru, least_stale"),
+        (["paging", "--prefetchers", "next"], "none, neighbour, history, next_gate"),
+        (["paging", "--budgets", "half"], "25,50,75"),
+        (["paging", "--budgets", "1"], "2 to 100"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,3 +168,21 @@ def test_same_tokens_go_to_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
             ours = [token.id for token in engine.generate(prompt, max_tokens=6)]
             assert tokens == ours[:-1]
     assert len(seen) == 2  # the round to warm up, and the one that counts
+
+
+def test_paging_beside_belady(tmp_path: Path, capsys: pytest.CaptureFixture[str], top: Path) -> None:
+    text = (top / "data" / "validation" / "math.txt").read_text()
+    (tmp_path / "math.txt").write_text(text[:600])
+    code = main(["paging", "--text", str(tmp_path), "--budgets", "50", "--policies", "lru,lfru", "--prefetchers",
+                 "none,next_gate", "--tokens", "12", "--json"])  # fmt: skip
+    rows = {row["what"]: row for row in last_line(capsys.readouterr().out)["rows"]}
+    assert code in (0, 3)
+    forced = rows["50 %, belady, forced admission"]
+    assert forced["value"] <= forced["limit"] == pytest.approx(rows["50 %, belady"]["value"])
+    for policy in ("lru", "lfru"):
+        rate = rows[f"50 %, {policy}, none: hit rate"]
+        assert 0 < rate["value"] <= rate["limit"] == pytest.approx(forced["value"])
+        wait = rows[f"50 %, {policy}, next_gate: I/O wait"]
+        assert wait["peer"] == "none" and wait["unit"] == "ms/token" and wait["limit"] >= 0
+        assert rows[f"50 %, {policy}, next_gate: recall in decode"]["value"] > 50
+        assert rows[f"math alone, 50 %, {policy}"]["share"] <= 1
