@@ -57,3 +57,14 @@ def accesses(tokens: Any, route: Any, experts: int) -> Accesses:
     prompt = np.asarray(tokens["phase"]) == Phase.PREFILL
     decode = [not prompt[first:last].any() for first, last in pairwise(edges)]
     return Accesses(experts, route.shape[2], steps, decode)
+
+
+def recorded(source: Any) -> Accesses:
+    """All that a Telemetry, a ReplaySource or an engine still holds; ValueError when the beginning is gone already."""
+    source = getattr(source, "telemetry", source)
+    cursor = source.cursor()
+    gone = cursor.at["tokens"]  # rows that were overwritten before anybody looked
+    batch = source.read(cursor)
+    if gone or batch.missing:
+        raise ValueError("the recording has gaps: what was in memory then is not known")
+    return accesses(batch.tokens, batch.route, source.experts)

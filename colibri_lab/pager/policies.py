@@ -25,4 +25,4 @@ def make_policy(chosen: str | Policy, experts: int, uses: int) -> Policy:
 
 def policy_name(chosen: object) -> str:
     """What to call it where people read."""
-    return chosen if isinstance(chosen, str) else type(chosen).__name__
+    return chosen if isinstance(chosen, str) else str(getattr(chosen, "name", type(chosen).__name__))

@@ -88,11 +88,11 @@ class NextGate:
             return layer, ()
         target, gate = self._gates[layer]
         n, k = len(chosen), self._top_k
+        if n == 1:
+            row = self._rows.x[0] @ gate  # [E]
+            return target, row.argsort()[: -k - 1 : -1].tolist()
         scores = self._rows.x[:n] @ gate  # [n, E]
         best = np.argpartition(scores, -k, axis=1)[:, -k:]  # [n, k]
-        if n == 1:
-            row = scores[0]
-            return target, sorted(best[0].tolist(), key=lambda e: -row[e])
         votes = np.bincount(best.ravel(), minlength=gate.shape[1])  # rows that will want it
         return target, [e for e in np.argsort(-votes, kind="stable").tolist() if votes[e]]
 

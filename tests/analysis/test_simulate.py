@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,3 +96,25 @@ def test_dense_layers_and_empty_recordings() -> None:
     assert (trace.references, trace.keys) == (5, 4)
     assert accesses(tokens[:0], route[:0], 4).references == 0
     assert simulate(Accesses(4, 2, []), 3).hit_rate == 0
+
+
+def test_recorded_by_a_telemetry_or_a_file(tmp_path: Path) -> None:
+    from colibri_lab.analysis.accesses import recorded
+    from colibri_lab.engine.engine import Engine
+    from colibri_lab.paths import embedded_model
+    from colibri_lab.telemetry import Recorder, Telemetry, replay
+
+    with Engine.load(embedded_model(), threads=1, expert_cache_bytes="2MiB") as engine:
+        with Recorder(engine.telemetry, tmp_path / "trace.jsonl"):
+            list(engine.generate("The sea", max_tokens=30))
+        trace = recorded(engine)
+        pager = engine.counters()["pager"]
+    counts = simulate(trace, 32, "lfru")
+    assert (counts.hits, counts.faults) == (pager["hits"], pager["faults"])
+    assert recorded(replay(tmp_path / "trace.jsonl")).steps == trace.steps
+    small = Telemetry(1, 4, 1, capacity=4)
+    route = np.zeros((1, 1, 1), np.uint16)
+    for t in range(6):
+        small.step(t, [1], [t], [0], 1, *[0] * 9, route, route.astype("f2"), np.zeros((1, 1), np.int32))
+    with pytest.raises(ValueError, match="gaps"):
+        recorded(small)
