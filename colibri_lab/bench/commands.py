@@ -92,10 +92,11 @@ def perplexity_command(
 
 @app.command("paging")
 def paging_command(
+    shape: Annotated[str, typer.Option(help="embedded, or random weights: nano, m0, m1, m2 (2 GB)")] = "embedded",
     budgets: Annotated[str, typer.Option(help="per cent of all experts, by commas")] = "25,50,75",
     policies: Annotated[str, typer.Option(help="eviction policies, by commas; all")] = "all",
     prefetchers: Annotated[str, typer.Option(help="by commas; all")] = "all",
-    tokens: Annotated[int, typer.Option(min=1, help="written after the beginning of each text")] = 96,
+    tokens: Annotated[int, typer.Option(min=1, help="written after each text's beginning; shapes: read")] = 96,
     rounds: Annotated[int, typer.Option(min=1, help="runs of each setting; medians of them")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="compute threads")] = 1,
     text: Annotated[Path, typer.Option(help="folder of texts, one .txt for each domain")] = VALIDATION,
@@ -104,7 +105,7 @@ def paging_command(
     """Hit rates, I/O wait and speed of each eviction policy and prefetcher, beside Belady's best."""
 
     def measure() -> Result:
-        from colibri_lab.bench import paging
+        from colibri_lab.bench import decode, ours, paging
         from colibri_lab.config import EVICTION, PREFETCH
 
         def names(given: str, all_: Sequence[str]) -> Sequence[str]:
@@ -116,7 +117,7 @@ def paging_command(
             raise ValueError(f"--budgets {budgets!r}: whole numbers by commas, as 25,50,75") from None
         plan = paging.Plan(shares, names(policies, EVICTION), names(prefetchers, PREFETCH), tokens,
                            rounds, threads)  # fmt: skip
-        return paging.run(text, plan)
+        return paging.run(text, plan, None if shape == ours.EMBEDDED else decode.shape_named(shape))
 
     finish(measure, json)
 

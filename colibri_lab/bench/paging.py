@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from colibri_lab.analysis.accesses import Accesses, accesses
 from colibri_lab.analysis.simulate import simulate
-from colibri_lab.bench.harness import Block, measured
+from colibri_lab.bench.harness import Block
+from colibri_lab.bench.ours import EMBEDDED, make_model
 from colibri_lab.bench.quality import documents
 from colibri_lab.bench.result import Result
+from colibri_lab.bench.shapes import Shape
+from colibri_lab.bench.traffic import Traffic, texts, zipf_markov
 from colibri_lab.config import EVICTION, PREFETCH
-from colibri_lab.engine.engine import Engine
 from colibri_lab.memory import Region
 from colibri_lab.pager.transfer import Job, Transfer
-from colibri_lab.paths import embedded_model
 
 LONG = 300  # tokens written of a text that is replayed alone
-PROMPT = 32  # tokens of each text that are given; the model writes the rest
 DELAY_SHARE = 0.10  # of wall time that threads may wait for a core before waits are not to be trusted
-SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "seed": 7}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: budgets in per cent of all experts, names, tokens that are written after each text's beginning."""
+    """What is run: budgets in per cent of all experts, names, tokens written after each text's beginning (or read)."""
 
     budgets: Sequence[int] = (25, 50, 75)
     policies: Sequence[str] = EVICTION
@@ -62,15 +61,22 @@ class Run:
         return 1e3 * float(self.pager["io_wait_s"]) / self.block.work
 
 
-def run(folder: Path, plan: Plan) -> Result:
-    """The embedded model on the beginnings of the texts in `folder`; ValueError for none, and for wrong names."""
+def run(folder: Path, plan: Plan, shape: Shape | None = None) -> Result:
+    """The embedded model on the beginnings of the texts in `folder`, or a shape on Zipf-Markov tokens.
+
+    ValueError for a folder without texts, and for wrong names.
+    """
     _check(plan)
-    texts = {path.stem: documents(path)[0] for path in sorted(folder.glob("*.txt"))}
-    if not texts:
-        raise ValueError(f"{folder} holds no .txt files; a checkout has them in data/validation")
-    result = Result("paging embedded")
-    whole, trace, facts = _reference(list(texts.values()), plan)
-    _own_traces(result, plan, texts)
+    result = Result(f"paging {shape.name if shape else EMBEDDED}")
+    if shape is not None:
+        traffic = zipf_markov(make_model(shape, 0), shape.vocab, plan.tokens, plan.threads)
+    else:
+        beginnings = {path.stem: documents(path)[0] for path in sorted(folder.glob("*.txt"))}
+        if not beginnings:
+            raise ValueError(f"{folder} holds no .txt files; a checkout has them in data/validation")
+        traffic = texts(list(beginnings.values()), plan.tokens, plan.threads)
+        _own_traces(result, plan, beginnings)
+    whole, trace, facts = _reference(traffic)
     everything = facts["experts_total_bytes"] // facts["expert_bytes"]
     rate = disk_rate(facts["path"])
     result.add("disk, one expert a read, all readers", rate / 1e9, "GB/s")
@@ -81,24 +87,19 @@ def run(folder: Path, plan: Plan) -> Result:
         result.add(f"{share} %, belady", best["belady"], "% hits")
         result.add(f"{share} %, belady, forced admission", best["belady_forced"], "% hits", limit=best["belady"])
         for policy in plan.policies:
-            _one_policy(
-                result, plan, list(texts.values()), whole, (share, capacity, policy), best["belady_forced"], rate
-            )
+            _one_policy(result, plan, traffic, whole, (share, capacity, policy), best["belady_forced"], rate)
     result.notes.append(
-        f"{len(texts)} texts, {PROMPT} tokens each given, {plan.tokens} written; {plan.threads} thread, "
-        f"{facts['expert_bytes'] // 1024} KiB an expert, {'O_DIRECT' if facts['direct_io'] else 'buffered reads'}; "
-        f"every run said the same tokens"
+        f"{traffic.said}; {plan.threads} thread, {facts['expert_bytes'] // 1024} KiB an expert, "
+        f"{'O_DIRECT' if facts['direct_io'] else 'buffered reads'}; every run said the same tokens"
     )
-    result.notes.append(
-        "limit of a wait: bytes asked for over the disk's rate, less the compute they could hide behind"
-    )
+    result.notes.append("a wait's limit: bytes asked for over the disk's rate, less the compute they could hide behind")
     return result
 
 
-def _own_traces(result: Result, plan: Plan, texts: dict[str, str]) -> None:
+def _own_traces(result: Result, plan: Plan, beginnings: dict[str, str]) -> None:
     """Each text alone, which stays in its domain: all policies replayed on the route of its own run."""
-    for domain, text in texts.items():
-        _, trace, facts = _reference([text], replace(plan, tokens=LONG))
+    for domain, text in beginnings.items():
+        _, trace, facts = _reference(texts([text], LONG, plan.threads))
         everything = facts["experts_total_bytes"] // facts["expert_bytes"]
         for share in plan.budgets:
             rates = {
@@ -111,13 +112,13 @@ def _own_traces(result: Result, plan: Plan, texts: dict[str, str]) -> None:
                            peer_value=rates["lru"] if peer else None, limit=rates["belady_forced"])  # fmt: skip
 
 
-def _one_policy(result: Result, plan: Plan, texts: list[str], whole: Run, where: tuple[int, int, str], best: float,
+def _one_policy(result: Result, plan: Plan, traffic: Traffic, whole: Run, where: tuple[int, int, str], best: float,
                 rate: float) -> None:  # fmt: skip
     share, capacity, policy = where
     plain: Run | None = None
     for prefetcher in plan.prefetchers:
         name = f"{share} %, {policy}, {prefetcher}"
-        runs = [_run(texts, plan, policy, prefetcher, capacity) for _ in range(plan.rounds)]
+        runs = [_run(traffic, policy, prefetcher, capacity) for _ in range(plan.rounds)]
         for one in runs:
             if one.texts != whole.texts:
                 raise RuntimeError(f"{name}: other tokens than with all experts in memory")
@@ -137,9 +138,8 @@ def _one_policy(result: Result, plan: Plan, texts: list[str], whole: Run, where:
                        limit=max(0.0, reads - compute), smaller_is_better=True)  # fmt: skip
             for what in ("hits", "late", "wasted"):
                 result.add(f"{name}: {what}", mine.pager[f"prefetch_{what}"] / mine.block.work, "experts/token")
-            result.add(
-                f"{name}: recall in decode", 100 * mine.pager["decode_prefetch_recall"], "% of experts asked for"
-            )
+            recall = mine.pager["decode_prefetch_recall"] or mine.pager["prefill_prefetch_recall"]
+            result.add(f"{name}: recall", 100 * recall, "% of experts asked for")
         result.add(f"{name}: faults", mine.pager["faults"] / mine.block.work, "experts/token")
         result.add(f"{name}: speed", speed, "tokens/s", limit=whole.block.wall_rate)
         delay = statistics.median(r.block.delay_s / r.block.wall_s for r in runs)
@@ -147,39 +147,24 @@ def _one_policy(result: Result, plan: Plan, texts: list[str], whole: Run, where:
             result.reasons.append(f"{name}: threads waited for a core {delay:.0%} of the time")
 
 
-def _reference(texts: list[str], plan: Plan) -> tuple[Run, Accesses, dict[str, Any]]:
-    with _load(plan, expert_cache_bytes=1 << 40) as engine:
+def _reference(traffic: Traffic) -> tuple[Run, Accesses, dict[str, Any]]:
+    with traffic.load(expert_cache_bytes=1 << 40) as engine:
         cursor = engine.telemetry.cursor()
-        _say(engine, texts, plan)
+        traffic.run(engine)
         batch = engine.telemetry.read(cursor)
         if batch.missing:
             raise ValueError("--tokens: more rows than telemetry keeps; ask for fewer")
         facts = engine.describe()
         trace = accesses(batch.tokens, batch.route, facts["experts"])
-        block, said = _say(engine, texts, plan)
+        block, said = traffic.run(engine)
         return Run(engine.counters()["pager"], block, said), trace, facts
 
 
-def _run(texts: list[str], plan: Plan, policy: str, prefetcher: str, capacity: int) -> Run:
-    with _load(plan, eviction_policy=policy, prefetcher=prefetcher) as engine:
+def _run(traffic: Traffic, policy: str, prefetcher: str, capacity: int) -> Run:
+    with traffic.load(eviction_policy=policy, prefetcher=prefetcher) as engine:
         engine.settings.expert_cache_bytes = capacity * engine.describe()["expert_bytes"]
-        block, said = _say(engine, texts, plan)
+        block, said = traffic.run(engine)
         return Run(engine.counters()["pager"], block, said)
-
-
-def _load(plan: Plan, **settings: Any) -> Engine:
-    return Engine.load(embedded_model(), threads=plan.threads, max_batch_size=1, pin_after_tokens=None, **settings)
-
-
-def _say(engine: Engine, texts: list[str], plan: Plan) -> tuple[Block, list[list[int]]]:
-    """Continue each text in turn; work is all tokens, given and written."""
-    prompts = [engine.tokenizer.encode(text)[:PROMPT] for text in texts]
-    said = []
-    with measured(0) as block:
-        for prompt in prompts:
-            said.append([token.id for token in engine.generate(prompt, max_tokens=plan.tokens, **SAMPLING)])
-    block.work = sum(map(len, prompts)) + sum(map(len, said))
-    return block, said
 
 
 def disk_rate(path: str | Path, seconds: float = 1.0) -> float:

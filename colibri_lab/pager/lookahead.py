@@ -13,7 +13,8 @@ class Lookahead:
     """One prefetcher at work on one pager. `after_experts`: it wants to be asked when the layer has been computed."""
 
     def __init__(self, pager: Pager, prefetcher: Prefetcher, pages: int | None) -> None:
-        """pages: of one guess, None for log2 of the context's length; whole experts are read, at least one."""
+        """pages: of one guess, in whole experts, at least one; None: log2 of the context's length, and at least the
+        experts that one token needs of a layer."""
         self._pager, self._prefetcher, self._pages = pager, prefetcher, pages
         self.after_experts = bool(getattr(prefetcher, "after_experts", False))
         self._guess: dict[int, frozenset[int]] = {}  # layer -> what was guessed of it
@@ -22,9 +23,13 @@ class Lookahead:
     @property
     def limit(self) -> int:
         """Experts of one guess now."""
-        pages = int(log2(max(2, self._pager.context))) if self._pages is None else self._pages
-        assert self._pager.ahead is not None
-        return min(max(1, pages // self._pager.frames.pages) if pages else 0, self._pager.ahead.most)
+        pager = self._pager
+        assert pager.ahead is not None
+        if self._pages is None:
+            experts = max(pager.top_k, int(log2(max(2, pager.context))) // pager.frames.pages)
+        else:
+            experts = max(1, self._pages // pager.frames.pages) if self._pages else 0
+        return min(experts, pager.ahead.most)
 
     def look(self, layer: int, chosen: Sequence[Sequence[int]]) -> None:
         """The rows' experts [n][k] of a layer are known and in memory."""
