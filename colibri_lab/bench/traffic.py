@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri_lab.bench.harness import Block, measured
+from colibri_lab.bench.shapes import Shape
 from colibri_lab.engine.engine import Engine
 from colibri_lab.paths import embedded_model
 
@@ -25,8 +28,11 @@ class Traffic:
     said: str
     engine: dict[str, Any] = field(default_factory=dict)  # settings of every run
     sampling: dict[str, Any] = field(default_factory=dict)
+    router: Callable[[], Any] | None = None  # a fresh one for each engine
 
     def load(self, **settings: Any) -> Engine:
+        if self.router is not None:
+            settings["router"] = self.router()
         return Engine.load(self.model, **({"max_batch_size": 1, "pin_after_tokens": None} | self.engine | settings))
 
     def run(self, engine: Engine) -> tuple[Block, list[list[int]]]:
@@ -48,23 +54,37 @@ def texts(beginnings: list[str], tokens: int, threads: int) -> Traffic:
                    {"temperature": 0.8, "top_k": 40, "seed": 7})  # fmt: skip
 
 
-def zipf_markov(model: Path, vocabulary: int, tokens: int, threads: int, seed: int = 0, topics: int = 6,
-                words: int = 400, stay: float = 0.97, exponent: float = 1.2) -> Traffic:  # fmt: skip
-    """Random weights read `tokens` ids one by one: each of a topic's `words`, by Zipf's law, the topic a Markov chain.
+class ZipfMarkovRouter:
+    """A router for random weights, whose own routing hardly changes from token to token: routes without looking.
 
-    Routing follows the ids, since the residual stream is mostly the token's embedding; so popularity and topics of the
-    ids become those of the experts, and all that the engine does, gates included, is what it does with a real model.
+    Each topic has its own order of a layer's experts, of which the r-th has the weight r**-exponent; a topic lasts
+    1 / (1 - stay) tokens on average. The same seed gives the same routes.
     """
-    random = np.random.default_rng(seed)
-    vocabularies = [random.choice(np.arange(3, vocabulary), words, replace=False) for _ in range(topics)]
-    weight = np.arange(1, words + 1) ** -exponent
-    rank = random.choice(words, tokens, p=weight / weight.sum())
-    topic, ids = 0, []
-    for r in rank.tolist():
-        if random.random() > stay:
-            topic = int(random.integers(topics))
-        ids.append(int(vocabularies[topic][r]))
-    lasts = f"a topic lasts {1 / (1 - stay):.0f}"
-    said = f"{tokens} tokens one by one, Zipf {exponent} over {words} words of each of {topics} topics, {lasts}"
+
+    def __init__(self, experts: int, top_k: int, seed: int = 0, topics: int = 6, stay: float = 0.97,
+                 exponent: float = 1.2) -> None:  # fmt: skip
+        self._top_k, self._seed, self._topics, self._stay = top_k, seed, topics, stay
+        self._weights = -exponent * np.log(np.arange(1, experts + 1))  # logarithms, by rank
+        self._token, self._topic = 0, 0
+        self._chain = np.random.default_rng(seed)
+
+    def select(self, layer: int, logits: NDArray[np.float32]) -> tuple[Any, Any]:
+        """One row at a time, layers in order; see router.hook.Router."""
+        if len(logits) != 1:
+            raise ValueError("routes one token at a time: prefill_chunk 1 and one sequence")
+        if layer == 0:
+            self._token += 1
+            if self._chain.random() > self._stay:
+                self._topic = int(self._chain.integers(self._topics))
+        order = np.random.default_rng([self._seed, layer, self._topic]).permutation(len(self._weights))
+        noise = np.random.default_rng([self._seed, layer, self._token, 1]).gumbel(size=len(self._weights))
+        ranks = np.argsort(-(self._weights + noise), kind="stable")[: self._top_k]  # without replacement, by weight
+        return order[ranks][None], np.full((1, self._top_k), 1 / self._top_k, np.float32)
+
+
+def zipf_markov(model: Path, shape: Shape, tokens: int, threads: int, seed: int = 0) -> Traffic:
+    """Random weights read `tokens` random ids one by one; ZipfMarkovRouter says where they go."""
+    ids = np.random.default_rng(seed).integers(3, shape.vocab, tokens).tolist()
     engine = {"threads": threads, "prefill_chunk": 1, "kv_cache_max_slots": 512}
-    return Traffic(model, [ids], 1, said, engine)
+    said = f"{tokens} tokens one by one, routed by Zipf 1.2 within each of 6 topics, a topic lasts 33 tokens"
+    return Traffic(model, [ids], 1, said, engine, {}, lambda: ZipfMarkovRouter(shape.experts, shape.top_k, seed))

@@ -93,7 +93,7 @@ class Pager:
 
     def begin(self, step: int, decode: bool, context: int) -> None:
         """A step begins: its number, whether all its rows decode, and the length of its longest sequence."""
-        self.step, self.decode, self.context = step, decode, context
+        self.step, self.decode, self.context, self.missed = step, decode, context, []
         self._split.enter(decode, self._moving())
         if decode and self._pins:
             for key in self._pins.next_token():
