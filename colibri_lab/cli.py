@@ -69,8 +69,6 @@ def trace(
     from .telemetry import Recorder
 
     with _engine(config, model, settings) as engine:
-        if not engine.settings.telemetry:
-            raise ConfigError("settings: telemetry: must be on to record a trace")
         recorder = Recorder(engine.telemetry, out)
         try:
             _generate(engine, _prompt(prompt), sampling, as_json=False)
@@ -204,6 +202,7 @@ def _generate(engine: Any, prompt: str, sampling: dict[str, Any], as_json: bool)
 @contextmanager
 def _engine(config: Path | None, model: Path | None, settings: list[str] | None) -> Iterator[Any]:
     """The engine that the options describe, with its facts on stderr."""
+    from .config import Config
     from .engine import Engine
     from .paths import embedded_model
     from .yamlfile import parse_mapping
@@ -216,13 +215,17 @@ def _engine(config: Path | None, model: Path | None, settings: list[str] | None)
         overrides[name.strip()] = parse_mapping(f"value: {value}".encode(errors="replace"), f"--set {name}").get(
             "value"
         )
+    if model is not None:
+        if "model_path" in overrides:
+            raise ConfigError("--set model_path: the model is named by --model already; give one of the two")
+        overrides["model_path"] = model
     if config is not None:
-        if model is not None:
-            overrides["model_path"] = str(model)
-        source = config
+        chosen = Config.from_yaml(config, **overrides)  # whatever the file's name ends in
+        if chosen.model_path is None:
+            raise ConfigError(f"{config}: model_path: names no model; name one there, or with --model")
     else:
-        source = model if model is not None else embedded_model()
-    with Engine.load(source, **overrides) as engine:
+        chosen = Config.make({"model_path": embedded_model()} | overrides)
+    with Engine.load(chosen) as engine:
         for what, fact in facts(engine.describe(), engine.settings):
             _info(what, fact)
         yield engine

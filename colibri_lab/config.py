@@ -22,11 +22,11 @@ from .yamlfile import read_mapping
 
 EVICTION = ("lru", "lfu", "lfru", "slru", "least_stale")
 PREFETCH = ("none", "neighbour", "history", "next_gate")
-# keys that take a name or an object with this method
-OBJECTS = (
-    ("eviction_policy", EVICTION, "victim"),
-    ("prefetcher", PREFETCH, "guess"),
-    ("router", ("softmax",), "select"),
+# keys that take a name or an object with these methods
+OBJECTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("eviction_policy", EVICTION, ("hit", "admit", "victim", "forget")),
+    ("prefetcher", PREFETCH, ("guess",)),
+    ("router", ("softmax",), ("select",)),
 )
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -244,7 +244,7 @@ class Config(BaseModel):
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {reprlib.repr(value)} (this version has: {can})"
                 )
-        for name, names, method in OBJECTS:
+        for name, names, methods in OBJECTS:
             value = getattr(self, name)
             planned = {"router": ("int8_lut", "bit_level", "two_stage")}
             if isinstance(value, str) and value in planned.get(name, ()):
@@ -253,10 +253,11 @@ class Config(BaseModel):
                 )
             if name == "prefetcher" and value is None:
                 continue
-            if value not in names if isinstance(value, str) else not callable(getattr(value, method, None)):
-                options = ", ".join(names)
+            able = not isinstance(value, type) and all(callable(getattr(value, method, None)) for method in methods)
+            if value not in names if isinstance(value, str) else not able:
+                options, needed = ", ".join(names), ", ".join(f"{method}()" for method in methods)
                 raise ConfigError(
-                    f"{source}: {name}: {reprlib.repr(value)} is neither {options} nor an object with {method}()"
+                    f"{source}: {name}: {reprlib.repr(value)} is neither {options} nor an object with {needed}"
                 )
 
     def _repr_html_(self) -> str:

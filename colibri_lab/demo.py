@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from colibri_lab.engine.engine import Engine
-from colibri_lab.errors import ConfigError
+from colibri_lab.errors import ConfigError, RequestError
+from colibri_lab.model.errors import ModelError
 from colibri_lab.paths import embedded_model
 from colibri_lab.performance import facts, performance, performance_line
 from colibri_lab.view.report import report
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with Engine.load(embedded_model(), expert_cache_bytes=chosen.budget) as engine:
             run(engine, chosen.tokens, chosen.report)
-    except (ConfigError, OSError) as error:
+    except (ConfigError, RequestError, ModelError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -53,7 +54,8 @@ def run(engine: Engine, tokens: int, out: Path) -> None:
         print(f"\n{'-' * 78}\n{prompt}", end="", flush=True)
         for token in engine.generate(prompt, max_tokens=tokens, temperature=0.7, top_p=0.95, seed=0):
             times.append(time.perf_counter())
-            latencies.append(token.latency_ms)
+            if token.index or not latencies:  # the first token of a text has waited for its prompt too
+                latencies.append(token.latency_ms)
             print(token.text, end="", flush=True)
         print()
     done = performance(begin, times, latencies, engine.counters())

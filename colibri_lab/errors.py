@@ -28,7 +28,7 @@ class RouterError(ValueError):
 
 
 class PagerError(OSError):
-    """Expert pages could not be read, or are damaged; names file, layer and expert."""
+    """Expert pages could not be read or are damaged (names file, layer and expert), or no room was made for them."""
 
 
 class EngineClosed(RuntimeError):

@@ -6,6 +6,7 @@ a checkout has them beside the package. Nothing here creates a folder: a caller 
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -20,6 +21,16 @@ def _carried(packaged: str, checkout: str, what: str) -> Path:
         if place.is_dir():
             return place
     raise FileNotFoundError(f"{what} not found: looked in {places[0]} and {places[1]}; install colibri-lab again")
+
+
+def file_to_write(path: str | os.PathLike[str]) -> Path:
+    """`path`, where a new file may be renamed to. OSError that names it for a folder, a device or a pipe."""
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder, not a file to write", str(target))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "is a device or a pipe, which a file would replace", str(target))
+    return target
 
 
 def kernels_dir() -> Path:

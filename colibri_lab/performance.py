@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 MIB = 1 << 20
 
 
@@ -13,11 +15,12 @@ def performance(
 ) -> dict[str, Any]:
     """Figures of one generation. times: when each token came, seconds of one clock that said `begin` at the start.
 
-    latencies: milliseconds of each token, the first one until the first token. counters: the engine's, afterwards.
+    latencies: milliseconds of each token; of the first one, the time until it came. Percentiles are interpolated as on
+    the board, over all but the first. counters: the engine's, afterwards.
     """
     n = len(times)
-    rest = sorted(latencies[1:]) or sorted(latencies) or [0.0]
-    at = {f"p{p}": round(rest[min(len(rest) - 1, len(rest) * p // 100)], 3) for p in (50, 95, 99)}
+    rest = list(latencies[1:]) or list(latencies) or [0.0]
+    at = {f"p{p}": round(float(np.percentile(rest, p)), 3) for p in (50, 95, 99)}
     span = times[-1] - times[0] if n > 1 else (times[-1] - begin if n else 0.0)
     return {
         "tokens": n,

@@ -16,6 +16,9 @@ from colibri_lab.trace import FORMAT, STREAMS, VERSION, Batch, Cursor, Facts, Tr
 
 MAX_LINE = 1 << 20  # bytes; a longer line is not one of ours
 LIMITS = {"layers": 1024, "experts": 65535, "top_k": 256}
+MAX_SLOTS = 1 << 24  # views hold an array of them
+SIZES = {"kv_slots": MAX_SLOTS, "kv_slot_size": 1 << 32}  # facts that views calculate with, and their limits
+SIZES |= dict.fromkeys(("expert_bytes", "expert_cache_bytes", "experts_total_bytes"), 1 << 62)
 _CHUNK = 4096  # lines held as Python objects before they become arrays
 _RECORDS = {"page": PAGES, "slot": SLOT, "sequence": SEQUENCE, "token": TOKEN}
 _STREAM = {"token": "tokens", "page": "pages", "slot": "slots", "sequence": "sequences"}
@@ -109,13 +112,17 @@ class _Reader:
             if len(self.held[kind]) >= _CHUNK:
                 self.flush(kind)
         elif kind == "text":
-            self.done["texts"].append((int(event["sequence"]), int(event["position"]), str(event["text"])))
+            at = [_number(event, name, 1 << 32) for name in ("sequence", "position")]
+            self.done["texts"].append((*at, str(event["text"])))
             self.counts["texts"] += 1
         elif kind == "note":
+            if event["key"] in ("model", "settings") and isinstance(event["value"], dict):
+                check_sizes(event["value"])
             self.done["notes"].append((str(event["key"]), event["value"]))
             self.counts["notes"] += 1
         elif kind == "dropped":
-            self.drops[str(event["stream"])].append((self.counts[str(event["stream"])], int(event["count"])))
+            count = _number(event, "count", 1 << 62)
+            self.drops[str(event["stream"])].append((self.counts[str(event["stream"])], count))
         else:
             raise ValueError(f"unknown event {str(kind)[:40]!r}")
 
@@ -142,6 +149,9 @@ class _Reader:
             made["route"] = np.array([event["route"] for event in events], "u2").reshape(n, layers, k)
             made["weight"] = weights.reshape(n, layers, k).astype("f2")
             made["slot"] = np.array([event["slots"] for event in events], "i4").reshape(n, layers)
+        slots = rows["slot"] if kind == "slot" else made.get("slot", np.zeros(0))
+        if slots.size and slots.max() >= MAX_SLOTS:
+            raise ValueError(f"slot {slots.max()} is past {MAX_SLOTS}")
         for name, part in made.items() if keep else ():
             self.done[name].append(part)
 
@@ -164,6 +174,20 @@ def _why(error: Exception) -> str:
     return f"field {error} is missing" if isinstance(error, KeyError) else str(error)[:160]
 
 
+def _number(facts: Facts, name: str, most: int) -> int:
+    value = facts[name]
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{name} must be a whole number from 0 to {most}, not {str(value)[:40]}")
+    return value
+
+
+def check_sizes(facts: Facts) -> None:
+    """ValueError unless the sizes among an engine's facts are sizes."""
+    for name, most in SIZES.items():
+        if facts.get(name) is not None:
+            _number(facts, name, most)
+
+
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not strict JSON")
 
@@ -180,6 +204,8 @@ def _objects(path: Path) -> Iterator[tuple[int, Facts | None, str]]:
             why = "cut in the middle of a line" if not raw.endswith(b"\n") else "not a JSON object"
             try:
                 found = json.loads(raw.decode("utf-8"), parse_constant=_refuse)
+                if b"\\u" in raw:  # the only way to a lone surrogate, which is no text
+                    json.dumps(found, ensure_ascii=False).encode()
             except (ValueError, RecursionError):
                 found = None
             yield number, found if isinstance(found, dict) and raw.endswith(b"\n") else None, why
@@ -190,12 +216,17 @@ def _header(path: Path, found: Facts | None) -> Facts:
         raise TraceError(f"{path}: not a trace: the first line must be a {FORMAT} header, as Recorder writes it")
     if found.get("version") != VERSION:
         raise TraceError(f"{path}: trace version {str(found.get('version'))[:20]}, this build reads {VERSION}")
-    for name, most in LIMITS.items():
-        value = found.get(name)
-        if type(value) is not int or not 0 <= value <= most:
-            raise TraceError(f"{path}: header: {name} must be a whole number from 0 to {most}, not {str(value)[:40]}")
     if not isinstance(found.get("engine"), dict):
         raise TraceError(f"{path}: header: engine must be an object")
+    try:
+        for name, most in LIMITS.items():
+            _number(found, name, most)
+        for other, many in (("experts", 1 << 22), ("top_k", 1 << 16)):
+            if found["layers"] * found[other] > many:
+                raise ValueError(f"layers times {other} must be at most {many}")
+        check_sizes(found["engine"])
+    except (KeyError, ValueError) as error:
+        raise TraceError(f"{path}: header: {_why(error)}") from None
     return found
 
 

@@ -19,6 +19,9 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from colibri_lab.errors import ConfigError
+from colibri_lab.paths import file_to_write
+
 FORMAT, VERSION = "colibri-trace", 1
 STREAMS = ("tokens", "pages", "slots", "sequences", "texts", "notes")
 Facts = dict[str, Any]
@@ -115,7 +118,9 @@ class Recorder:
     """
 
     def __init__(self, telemetry: Source, path: str | os.PathLike[str], engine: Facts | None = None) -> None:
-        self.path = Path(path)
+        if not getattr(telemetry, "enabled", True):
+            raise ConfigError("settings: telemetry: must be on to record a trace")
+        self.path = file_to_write(path)
         self.error: Exception | None = None
         self.events = 0
         self._part = self.path.with_name(self.path.name + ".part")

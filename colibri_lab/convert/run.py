@@ -168,11 +168,12 @@ def config_text(config: dict[str, Any], spec: ModelSpec) -> str:
 
 
 def source_name(folder: Path) -> str:
-    """The folder's own name; in a Hub cache, the model's."""
+    """The folder's own name; in a Hub cache, the model's. Bytes that are no UTF-8 become question marks."""
     folder = folder.absolute()
+    name = folder.name
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
-        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
-    return folder.name
+        name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return name.encode(errors="replace").decode()
 
 
 def usable_cores() -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns as clock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from ..errors import EngineClosed, RequestError
 from . import evaluate, show
 from .interrupt import Shield
 from .loading import Parts, build, settle
-from .request import Asked, prepare, prompt_ids
+from .request import Asked, prepare, prompt_ids, text_or_ids
 from .sequence import Reason, Request, Token
 from .settings import Board, Settings
 from .step import Stepper
@@ -38,7 +39,7 @@ class Engine:
         limits = {"max_batch_size": p.config.max_batch_size, "prefill_chunk": p.config.prefill_chunk}
         self._board = Board(p.config, limits, p.pager.check)
         self._stepper = Stepper(self._board, p.transformer, p.pager, p.kv, p.telemetry)
-        self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.abandoned)
+        self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.due)
         self._one_evaluation = threading.Lock()  # there is one spare seat for logits and perplexity
         self._numbers = iter(range(1, 1 << 32))
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -68,7 +69,7 @@ class Engine:
         ]
 
     def begin(self, prompt: str | Sequence[int], asked: Asked) -> tuple[Request, Iterator[Token]]:
-        """The request behind `generate` and its iterator; setting `request.cancelled` ends a wait for `pace`."""
+        """The request behind `generate` and its iterator; setting `request.cancelled` ends it at the next step."""
         request = prepare(self._parts, prompt, asked, next(self._numbers))
         return request, self._tokens(request)
 
@@ -81,10 +82,10 @@ class Engine:
         requests = [prepare(self._parts, prompt, asked, next(self._numbers)) for prompt in prompts]
         return self._batch(requests)
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """float32 [T, vocabulary] for T token ids: row t is what the model says after ids[: t + 1]."""
+    def logits(self, ids: str | Sequence[int]) -> NDArray[np.float32]:
+        """float32 [T, vocabulary] for T token ids (or a text's): row t is what the model says after ids[: t + 1]."""
         self._check_open()
-        ids = prompt_ids(self._parts, list(ids))
+        ids = prompt_ids(self._parts, text_or_ids(self._parts, ids))
         with self._one_evaluation:
             return evaluate.logits(self._stepper, self._turn.take, self._abandon, ids, self._parts.file.spec.vocab_size)
 
@@ -92,7 +93,8 @@ class Engine:
         """exp of the mean negative log-likelihood per token; long texts in half-overlapping windows of the context."""
         self._check_open()
         p = self._parts
-        ids = p.tokenizer.encode(text) if isinstance(text, str) else prompt_ids(p, list(text), any_length=True)
+        ids = text_or_ids(p, text)
+        ids = ids if isinstance(text, str) else prompt_ids(p, ids, any_length=True)
         with self._one_evaluation:
             return evaluate.perplexity(
                 self._stepper, self._turn.take, self._abandon, ids, p.tokenizer.bos, p.max_positions
@@ -101,7 +103,7 @@ class Engine:
     @property
     def settings(self) -> Settings:
         """Live settings: `engine.settings.expert_cache_bytes = "8MiB"` acts before the next token."""
-        return Settings(self._board, lambda: self._turn.sweep(anyway=True))
+        return Settings(self._board, self._turn.sweep)
 
     def counters(self) -> dict[str, dict[str, int | float]]:
         """What has been done so far: counts, bytes and seconds, by system."""
@@ -168,6 +170,9 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Engine cannot be copied or pickled: it has threads and open files; load the model again")
+
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self._turn.taken():
             self.close()
@@ -179,30 +184,30 @@ class Engine:
         return show.html(self.describe(), self.counters())
 
     def _tokens(self, request: Request) -> Iterator[Token]:
-        due = 0.0
+        last = -math.inf
         try:
             while (token := self._next(request)) is not None:
-                due = self._wait(request, due)
+                last = self._wait(request, last)
                 yield token
         finally:
             self._abandon(request)
 
     def _batch(self, requests: list[Request]) -> Iterator[tuple[int, Token]]:
         error: Exception | None = None
-        due = dict.fromkeys(range(len(requests)), 0.0)
+        last = dict.fromkeys(range(len(requests)), -math.inf)
         try:
             for request in requests:
                 self._enter(request)
-            while due:
-                for i in list(due):
+            while last:
+                for i in list(last):
                     try:
                         token = self._next(requests[i])
                     except RequestError as failed:
                         error, token = error or failed, None
                     if token is None:
-                        del due[i]
+                        del last[i]
                         continue
-                    due[i] = self._wait(requests[i], due[i])
+                    last[i] = self._wait(requests[i], last[i])
                     yield i, token
         finally:
             for request in requests:
@@ -224,7 +229,7 @@ class Engine:
             if request.error is not None:
                 raise request.error
             self._check_open()
-            if request.over is not None:
+            if request.over is not None or request.cancelled:
                 return None
             self._turn.attempt(lambda: self._step_for(request), 0.002)  # another thread may step for it too: look again
         return request.ready.popleft()
@@ -243,8 +248,10 @@ class Engine:
             self._stepper.abandoned.append(request)
             self._turn.sweep()
 
-    def _wait(self, request: Request, due: float) -> float:
-        """Hold a token back until `pace` allows it; returns when the one after it is due."""
-        while (pace := self._board.config.pace) and (left := due - time.monotonic()) > 0 and not request.cancelled:
+    def _wait(self, request: Request, last: float) -> float:
+        """Hold a token back until `pace`, as it is now, allows it; `last` and the result: when a token was due."""
+        while (pace := self._board.config.pace) and (left := last + 1 / pace - time.monotonic()) > 0:
+            if request.cancelled:
+                break
             time.sleep(min(left, 0.02, 1 / pace))
-        return max(due, time.monotonic() - 0.005) + 1 / pace if pace else 0.0
+        return max(last + 1 / pace, time.monotonic() - 0.005) if pace else time.monotonic()

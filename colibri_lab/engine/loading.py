@@ -12,7 +12,7 @@ from ..dispatch.waves import Dispatcher
 from ..errors import ConfigError
 from ..kv.cache import KVCache
 from ..kv.slots import SlotPool, allocate
-from ..memory import free_memory, usable_cores
+from ..memory import usable_cores
 from ..model.store import ModelFile
 from ..model.tokenizer import Tokenizer
 from ..model.transformer import Transformer
@@ -53,7 +53,7 @@ def settle(source: str | Path | Config, overrides: dict[str, Any]) -> Config:
     """The settings of a Config, of a YAML file, or of a model's path."""
     if isinstance(source, Config):
         config = source.replace(**overrides) if overrides else source
-    elif Path(source).suffix.lower() in YAML:
+    elif Path(source).suffix.lower() in YAML and not Path(source).is_dir():
         config = Config.from_yaml(source, **overrides)
     else:
         if "model_path" in overrides:
@@ -99,6 +99,8 @@ def build(config: Config) -> Parts:
         stack.callback(file.close)
         spec = file.spec
         tokenizer = Tokenizer.open(folder)
+        if config.tokenizer_path and tokenizer.kind == "ids":
+            raise ConfigError(f"tokenizer_path: {folder}: no tokenizer.json and no tokenizer.model is there")
         threads = config.threads or usable_cores()
         backend, why = choose_backend(config.backend, config.precision, threads)
         stack.callback(backend.close)
@@ -108,14 +110,9 @@ def build(config: Config) -> Parts:
 
         transfer = Transfer(file, config.io_threads)
         stack.callback(transfer.close)
-        expert_bytes = file.expert_pages * 65536
-        everything = sum(spec.sparse) * spec.experts * expert_bytes
-        budget = config.expert_cache_bytes
-        if budget is None:
-            budget = max(min(everything, free_memory() // 2), spec.top_k * expert_bytes)
         pager = Pager(
             layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=spec.top_k, pages=file.expert_pages,
-            budget=budget, policy=config.eviction_policy, transfer=transfer, on_page=on_page,
+            budget=config.expert_cache_bytes, policy=config.eviction_policy, transfer=transfer, on_page=on_page,
             pin_after=config.pin_after_tokens, pin_share=config.pin_max_share,
             prefetch=config.prefetcher not in (None, "none"),
         )  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RequestError
-from .sampling import Sampler, Sampling
+from .sampling import Sampler, Sampling, whole
 from .sequence import Request
 from .stop import StopTexts
 
@@ -28,16 +29,24 @@ class Asked:
 
 def prepare(parts: Any, prompt: str | Sequence[int], asked: Asked, number: int) -> Request:
     """A request that fits the model, or RequestError."""
-    if isinstance(asked.max_tokens, bool) or not isinstance(asked.max_tokens, int) or asked.max_tokens < 0:
+    if (most := whole(asked.max_tokens)) is None or most < 0:
         raise RequestError(f"max_tokens must be a whole number from 0, not {asked.max_tokens!r}")
     sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.repetition_penalty, asked.seed)
     stops = StopTexts(asked.stop)
-    ids = parts.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    ids = prompt_ids(parts, ids or [_start_token(parts)])
+    ids = prompt_ids(parts, text_or_ids(parts, prompt) or [_start_token(parts)])
     # A token needs a position only when it is fed back, so the last one may lie just past the context.
-    limit = min(asked.max_tokens, parts.max_positions - len(ids) + 1)
+    limit = min(most, parts.max_positions - len(ids) + 1)
     ends = frozenset((*parts.tokenizer.eos, *parts.file.spec.eos))
     return Request(number, ids, len(ids), limit, Sampler(sampling, ids), stops, parts.tokenizer.stream(ids), ends)
+
+
+def text_or_ids(parts: Any, prompt: Any) -> list[Any]:
+    """Ids of a text, or the given ids, unchecked. RequestError for what is neither."""
+    if isinstance(prompt, str):
+        return list(parts.tokenizer.encode(prompt))
+    if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray, dict)):
+        raise RequestError(f"a prompt is a text or a list of token ids, not {reprlib.repr(prompt)}")
+    return list(prompt)
 
 
 def prompt_ids(parts: Any, ids: list[Any], any_length: bool = False) -> list[int]:
@@ -45,12 +54,15 @@ def prompt_ids(parts: Any, ids: list[Any], any_length: bool = False) -> list[int
     vocab, most = parts.file.spec.vocab_size, parts.max_positions
     if not ids:
         raise RequestError("no token ids")
-    for place, id in enumerate(ids):
-        if isinstance(id, bool) or not hasattr(id, "__index__") or not 0 <= id < vocab:
-            raise RequestError(f"token id {id!r} at place {place} is no whole number from 0 to {vocab - 1}")
+    found: list[int] = []
+    for place, given in enumerate(ids):
+        if (id := whole(given)) is None or not 0 <= id < vocab:
+            shown = reprlib.repr(given)
+            raise RequestError(f"token id {shown} at place {place} is no whole number from 0 to {vocab - 1}")
+        found.append(id)
     if len(ids) > most and not any_length:
         raise RequestError(f"the prompt has {len(ids)} tokens, {len(ids) - most} more than the context of {most}")
-    return [int(id) for id in ids]
+    return found
 
 
 def _start_token(parts: Any) -> int:

@@ -6,9 +6,11 @@ Order: repetition penalty, temperature, top-k, top-p, min-p, draw. Ties go to th
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +43,24 @@ class Sampling:
             ("repetition_penalty", 1e-3, 1e3),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float, np.integer, np.floating))
+                or not low <= value <= high
+            ):
                 raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
+        if (top_k := whole(self.top_k)) is None or top_k < 0:
             raise RequestError(f"top_k must be a whole number from 0 (all), not {self.top_k!r}")
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+        if self.seed is not None and whole(self.seed) is None:
             raise RequestError(f"seed must be a whole number or None, not {self.seed!r}")
+
+
+def whole(value: Any) -> int | None:
+    """A whole number as int, NumPy's too; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 class Sampler:
@@ -54,7 +68,7 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, seen: Iterable[int]) -> None:
         self._how = sampling
-        self._random = random.Random(sampling.seed)
+        self._random = random.Random(whole(sampling.seed))
         self._seen = dict.fromkeys(seen) if sampling.repetition_penalty != 1.0 else None
         self.plain = sampling.temperature == 0 and self._seen is None  # the backend's argmax is the answer
 

@@ -20,7 +20,7 @@ class Session:
         self.text = ""
         self.tokens: list[Token] = []
         self.error: BaseException | None = None
-        self._change = threading.Condition()
+        self._change, self._starting = threading.Condition(), threading.Lock()
         self._state = "idle"
         self._request: Request | None = None
         self._closed = False
@@ -28,6 +28,7 @@ class Session:
 
     @property
     def state(self) -> str:
+        """idle, generating, paused, stopping or error."""
         return self._state
 
     @property
@@ -39,22 +40,24 @@ class Session:
     def start(self, prompt: Any, max_tokens: int = 128, **sampling: Any) -> None:
         """Begin to generate; a running generation is stopped first. Wrong arguments raise here."""
         request, tokens = self.engine.begin(prompt, Asked(max_tokens, **sampling))
-        self.stop()
-        self.join()
-        with self._change:
-            if self._closed:
-                raise RuntimeError("the session is closed")
-            self.text, self.tokens, self.error = "", [], None
-            self._state, self._request = "generating", request
-            # A fresh thread for each generation: it starts at a shallow stack, which CPython 3.11 runs fastest.
-            self._thread = threading.Thread(target=self._run, args=(tokens,), name="colibri-session", daemon=True)
-            self._thread.start()
+        with self._starting:  # two threads that start at once: the later one replaces the earlier
+            self.stop()
+            self.join()
+            with self._change:
+                if self._closed:
+                    raise RuntimeError("the session is closed")
+                self.text, self.tokens, self.error = "", [], None
+                self._state, self._request = "generating", request
+                # A fresh thread for each generation: it starts at a shallow stack, which CPython 3.11 runs fastest.
+                self._thread = threading.Thread(target=self._run, args=(tokens,), name="colibri-session", daemon=True)
+                self._thread.start()
 
     def pause(self) -> None:
         """Hold generation before the next token; nothing happens unless it is generating."""
         self._go("generating", "paused")
 
     def resume(self) -> None:
+        """Go on after a pause."""
         self._go("paused", "generating")
 
     def stop(self) -> None:

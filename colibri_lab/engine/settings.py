@@ -40,6 +40,11 @@ class Board:
             self.config = config
             self._pending |= {name: getattr(config, name) for name in values}
 
+    @property
+    def changed(self) -> bool:
+        """Whether something was written that the engine has not taken over yet."""
+        return bool(self._pending)
+
     def take(self) -> tuple[Config, dict[str, Any]]:
         """The settings, and what changed since the last call."""
         if not self._pending:
@@ -74,6 +79,7 @@ class Settings:
         self._apply()
 
     def as_dict(self) -> dict[str, Any]:
+        """All settings as last written, by key."""
         return {name: getattr(self._board.config, name) for name in Config.model_fields}
 
     def __dir__(self) -> list[str]:

@@ -15,8 +15,8 @@ MIB = 1 << 20
 def describe(parts: Any, config: Config) -> dict[str, Any]:
     spec, file, pager, kv = parts.file.spec, parts.file, parts.pager, parts.kv
     return {
-        "model": file.source or file.path.parent.name,
-        "path": str(parts.file.path),
+        "model": file.source or file.path.parent.name.encode(errors="replace").decode(),
+        "path": str(parts.file.path).encode(errors="replace").decode(),
         "family": spec.family,
         "layers": spec.layers,
         "sparse_layers": sum(spec.sparse),

@@ -36,13 +36,19 @@ class Stepper:
         self.abandoned: deque[Request] = deque()  # appended to by any thread, even by a garbage collector
         self.steps = self.prefill_tokens = self.decode_tokens = self.started = self.finished = 0
 
+    def due(self) -> bool:
+        """Whether `boundary` has something to do."""
+        return bool(self.abandoned) or self._board.changed
+
     def boundary(self) -> None:
         """Between two tokens: free what was abandoned, take over settings."""
         while self.abandoned:
             self.finish(self.abandoned.popleft(), Reason.CANCELLED)
         self.config, changed = self._board.take()
-        if changed.get("expert_cache_bytes") is not None:
-            self.pager.resize(changed["expert_cache_bytes"])
+        if "expert_cache_bytes" in changed:
+            budget = changed["expert_cache_bytes"]
+            self.pager.resize(self.pager.default() if budget is None else budget)
+            changed["expert_cache_bytes"] = self.pager.budget  # what is in force: at most all experts
         if "eviction_policy" in changed:
             self.pager.follow(changed["eviction_policy"])
             changed["eviction_policy"] = policy_name(changed["eviction_policy"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ..errors import RequestError
 
@@ -11,7 +12,8 @@ class StopTexts:
     """Feed pieces of text, get what may be shown. The first stop text to be complete ends it and is not shown."""
 
     def __init__(self, stop: str | Iterable[str] | None) -> None:
-        self._stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        single = isinstance(stop, str) or not isinstance(stop, Iterable)
+        self._stops: tuple[Any, ...] = () if stop is None else (stop,) if single else tuple(stop)
         if not all(isinstance(text, str) and text for text in self._stops):
             raise RequestError("stop must be a text or a list of texts, none of them empty")
         self._held = ""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .interrupt import Shield
-from .sequence import Request
 
 
 class Turn:
-    """A lock that is held for one step, with what surrounds a step: `between` runs before it, and requests abandoned
-    meanwhile are freed (by `between` again) after it. KeyboardInterrupt never leaves it taken."""
+    """A lock that is held for one step, with what surrounds a step: `between` runs before it, and again after it where
+    something came `due` meanwhile (a request abandoned, a setting written). KeyboardInterrupt never leaves it taken."""
 
-    def __init__(self, shield: Shield, between: Callable[[], None], abandoned: deque[Request]) -> None:
+    def __init__(self, shield: Shield, between: Callable[[], None], due: Callable[[], bool]) -> None:
         self._lock = threading.Lock()
-        self._shield, self._between, self._abandoned = shield, between, abandoned
+        self._shield, self._between, self._due = shield, between, due
 
     @contextmanager
     def take(self) -> Iterator[None]:
@@ -36,13 +34,12 @@ class Turn:
                 with self._held():
                     work()
 
-    def sweep(self, anyway: bool = False) -> None:
-        """Run `between` for abandoned requests (or anyway) if nobody steps now; never waits.
+    def sweep(self) -> None:
+        """Run `between` for what is due if nobody steps now; never waits.
 
         Whoever steps now does it afterwards, so a garbage collector may call this anywhere.
         """
-        while self._abandoned or anyway:
-            anyway = False
+        while self._due():
             with self._shield:
                 if not self._lock.acquire(blocking=False):
                     return

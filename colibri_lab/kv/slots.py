@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ConfigError
 from ..memory import zeros
 from ..ops.types import KVPool
+
+MOST = 2**31 - 1  # tokens of a pool: places are int32
 
 
 class SlotPool:
@@ -47,10 +51,20 @@ class SlotPool:
 
 def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dtype: str,
              seats: int, layers: int, positions: int) -> KVPool:  # fmt: skip
-    """The arrays that kernels see. staging: `rows` extra tokens at the end, where a step's K/V wait for their slot."""
+    """The arrays that kernels see. staging: `rows` extra tokens at the end, where a step's K/V wait for their slot.
+
+    ConfigError for a pool that the tables' int32 places or the system's address space cannot hold.
+    """
     kind: type[np.floating] = np.float16 if dtype == "fp16" else np.float32
     shape = (slots * size + rows, kv_heads, head_dim)
-    k: NDArray[Any] = zeros(shape, kind)
-    v: NDArray[Any] = zeros(shape, kind)
+    asked = f"kv_cache_max_slots: {slots} slots of {size} tokens (kv_cache_slot_size)"
+    if shape[0] > MOST:
+        raise ConfigError(f"{asked} are more than the {MOST - rows} tokens that a pool can have; choose fewer")
+    try:
+        k: NDArray[Any] = zeros(shape, kind)
+        v: NDArray[Any] = zeros(shape, kind)
+    except OSError as error:
+        need = 2 * math.prod(shape) * np.dtype(kind).itemsize / 2**30
+        raise ConfigError(f"{asked} need {need:.1f} GiB of address space: {error.strerror}; choose fewer") from None
     where: NDArray[Any] = zeros((seats, layers, positions), np.int32)
     return KVPool(k, v, where, staging=slots * size)

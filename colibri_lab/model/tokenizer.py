@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import RequestError
 from .errors import ModelError
 from .jsonfile import check_present, parse_object, read_bytes, read_object
 
@@ -218,7 +219,7 @@ class IdsTokenizer(Tokenizer):
     kind = "ids"
 
     def encode(self, text: str) -> list[int]:
-        raise ModelError(
+        raise RequestError(
             "the model folder has neither tokenizer.json nor tokenizer.model: pass token ids instead of text"
         )
 
@@ -236,7 +237,7 @@ def _whole(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ModelError(f"the prompt is no Unicode text (lone surrogate at character {error.start})") from error
+        raise RequestError(f"the prompt is no Unicode text (lone surrogate at character {error.start})") from error
     return text
 
 

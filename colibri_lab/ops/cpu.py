@@ -16,7 +16,7 @@ MAX_ROWS = 65535  # units of work of one run of the thread pool
 class CpuBackend:
     """See types.Backend. threads: None takes the processors this process may use. isa: None takes the best level.
 
-    ValueError for a level that this processor does not run, KernelError when the kernels cannot be compiled.
+    ConfigError for a level that this processor does not run, KernelError when the kernels cannot be compiled.
     """
 
     name = "cpu"
@@ -31,6 +31,7 @@ class CpuBackend:
         self._embed, self._head = library.colibri_embed, library.colibri_head
         self._attn_router, self._expert_ffn = library.colibri_attn_router, library.colibri_expert_ffn
         self._context: c.c_void_p | None = None
+        self._process = 0  # that has the library's threads
         self._bound: Binding | None = None
 
     def bind(self, weights: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:
@@ -42,7 +43,7 @@ class CpuBackend:
         context = self._bind(c.byref(model))
         if not context:
             raise MemoryError(f"no memory for the scratch of {rows.capacity} rows")
-        self._context = c.c_void_p(context)
+        self._context, self._process = c.c_void_p(context), os.getpid()
         self._bound = Binding(weights, kv, pages, rows)  # the library holds bare addresses: keep their arrays
 
     def embed(self, n: int) -> None:
@@ -67,7 +68,7 @@ class CpuBackend:
 
     def close(self) -> None:
         context, self._context, self._bound = self._context, None, None
-        if context is not None:
+        if context is not None and self._process == os.getpid():  # a forked child has no threads to wait for
             self._free(context)
 
     def __del__(self) -> None:

@@ -8,6 +8,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from ..errors import ConfigError
+
 LEVELS = ("avx512", "avx2", "plain")  # best first
 
 FLAGS = {
@@ -32,12 +34,13 @@ def available() -> tuple[str, ...]:
 
 
 def choose(level: str | None = None) -> str:
-    """`level`, else the environment's COLIBRI_ISA, else the best. ValueError for one this processor does not run."""
-    wanted = level or os.environ.get("COLIBRI_ISA") or available()[0]
+    """`level`, else the environment's COLIBRI_ISA, else the best. ConfigError for one this processor does not run."""
+    named = os.environ.get("COLIBRI_ISA")
+    wanted, source = level or named or available()[0], "ISA level" if level or not named else "COLIBRI_ISA"
     if wanted not in LEVELS:
-        raise ValueError(f"ISA level {wanted!r} is none of {', '.join(LEVELS)}")
+        raise ConfigError(f"{source}: {wanted!r} is none of {', '.join(LEVELS)}")
     if wanted not in available():
-        raise ValueError(f"this processor does not run {wanted}; it runs {', '.join(available())}")
+        raise ConfigError(f"{source}: this processor does not run {wanted}; it runs {', '.join(available())}")
     return wanted
 
 

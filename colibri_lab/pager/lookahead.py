@@ -41,8 +41,8 @@ class Lookahead:
             self._asked[pager.decode] += len(asked)
             self._foreseen[pager.decode] += len(guessed & asked)
         missing, pager.missed = pager.missed, []
-        if pager.complete:
-            return
+        if pager.resident == pager.frames.most:
+            return  # nothing is left to guess
         target, experts = self._prefetcher.guess(layer, chosen, missing)
         experts = experts[: self.limit]
         if experts:

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, PagerError
 from ..events import PageKind
+from ..memory import free_memory
 from ..ops.types import ExpertPages
 from .ahead import PREFETCH_COUNTERS, Ahead
 from .frames import Frames
 from .phases import PhaseSplit
 from .pins import Pins
-from .policies import make_policy
+from .policies import make_policy, victim_of
 from .policy import Policy
 from .transfer import Flight, Job, Transfer
 
@@ -31,9 +32,10 @@ class Pager:
     on_page(t_ns, kind, layer, expert, pages, wait_ns, step) is told of faults and evictions.
     """
 
-    def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int, budget: int,
-                 policy: str | Policy, transfer: Transfer, on_page: Any = None, poison: bool = False,
-                 pin_after: int | None = None, pin_share: float = 0.25, prefetch: bool = False) -> None:  # fmt: skip
+    def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int,
+                 budget: int | None, policy: str | Policy, transfer: Transfer, on_page: Any = None,
+                 poison: bool = False, pin_after: int | None = None, pin_share: float = 0.25,
+                 prefetch: bool = False) -> None:  # fmt: skip
         """prefetch: keep a few runs of frames for `prefetch`; pin_after: see Pins, None pins nothing."""
         self.experts, self.top_k = experts, top_k
         self._uses = sum(sparse) * top_k  # experts that one token uses in all layers
@@ -55,7 +57,7 @@ class Pager:
         self.resident = 0
         self._split = PhaseSplit()
         self.faults = self.hits = self.evictions = self.bytes_read = self.wait_ns = 0
-        self.resize(budget)
+        self.resize(self.default() if budget is None else budget)
 
     @property
     def arrays(self) -> ExpertPages:
@@ -80,11 +82,6 @@ class Pager:
     def all_bytes(self) -> int:
         """Bytes read so far, asked for or ahead."""
         return self.bytes_read + (self.ahead.bytes if self.ahead else 0)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all experts are in memory: there is nothing left to guess."""
-        return self.resident == self.frames.most
 
     @property
     def direct(self) -> bool:
@@ -132,7 +129,7 @@ class Pager:
         try:
             for expert in missing:
                 if self.resident + len(taken) >= self._keep:
-                    self._evict(self._policy.victim(busy))
+                    self._evict(busy)
                 flight = self.ahead.take(base + expert) if self.ahead else None
                 if flight is not None and not flight.cancel():
                     flying.append(flight)
@@ -140,7 +137,9 @@ class Pager:
                         guessed.add(expert)
                     taken.append((expert, flight.run))
                     continue
-                run = self._free_run() if flight is None else flight.run
+                if flight is None and not self.frames.free and self.ahead:
+                    self.ahead.drop(wait=True)
+                run = self.frames.take() if flight is None else flight.run
                 taken.append((expert, run))
                 jobs.append(Job(layer, expert, self.frames.view(run)))
             if jobs:
@@ -172,11 +171,6 @@ class Pager:
             for expert in missing:
                 kind, waited = (PageKind.PREFETCH, 0) if expert in guessed else (PageKind.FAULT, wait)
                 self.on_page(start, kind, layer, expert, self.frames.pages, waited, self.step)
-
-    def _free_run(self) -> int:
-        if not self.frames.free and self.ahead:
-            self.ahead.drop(wait=True)
-        return self.frames.take()
 
     def prefetch(self, layer: int, experts: Iterable[int]) -> None:
         """Begin to read what may be asked for soon, most wanted first; takes no frame of an expert that was asked for.
@@ -211,7 +205,9 @@ class Pager:
             kind = PageKind.PIN if pin else PageKind.UNPIN
             self.on_page(clock(), kind, *divmod(key, self.experts), self.frames.pages, 0, self.step)
 
-    def _evict(self, key: int) -> None:
+    def _evict(self, busy: Container[int]) -> None:
+        """One expert leaves, by the policy's choice; PagerError where that is no expert that can."""
+        key = victim_of(self._policy, self._run, busy, self._pinned)
         layer, expert = divmod(key, self.experts)
         self._policy.forget(key)
         run, self._run[key] = self._run[key], -1
@@ -239,6 +235,11 @@ class Pager:
             )
         return min(budget // self.frames.run_bytes, self.frames.most)
 
+    def default(self) -> int:
+        """Bytes of the budget where none was chosen: half of what memory could be had, at most all experts."""
+        held = self.resident * self.frames.run_bytes
+        return max(self.least, min(self.most, (free_memory() + held) // 2))
+
     def resize(self, budget: int) -> None:
         """Change the budget between steps: experts leave by policy, the rest close up, memory returns to the system."""
         capacity = self.check(budget)
@@ -253,7 +254,7 @@ class Pager:
             for key in self._pins.over():
                 self._pin(key, False)
         while self.resident > self._keep:
-            self._evict(self._policy.victim(()))
+            self._evict(())
         used = {run for run in self._run if run >= 0}
         holes = iter(sorted(set(range(min(capacity, self.frames.capacity))) - used))
         for key, run in enumerate(self._run):

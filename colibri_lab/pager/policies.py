@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 
+import numpy as np
+
+from ..errors import PagerError
 from .frequency import LFRU, LFU
 from .policy import LRU, Policy
 from .segments import SLRU
@@ -26,3 +29,15 @@ def make_policy(chosen: str | Policy, experts: int, uses: int) -> Policy:
 def policy_name(chosen: object) -> str:
     """What to call it where people read."""
     return chosen if isinstance(chosen, str) else str(getattr(chosen, "name", type(chosen).__name__))
+
+
+def victim_of(policy: Policy, run: Sequence[int], busy: Container[int], pinned: Container[int]) -> int:
+    """Whom the policy lets go; PagerError where that is no expert that can. run: of each key, -1 if not in memory."""
+    key = policy.victim(busy)
+    known = isinstance(key, (int, np.integer)) and 0 <= key < len(run)
+    if not known or run[key] < 0 or key in busy or key in pinned:
+        why = "in use by the running step" if known and key in busy else "no expert in memory"
+        if known and key in pinned:
+            why = "pinned"
+        raise PagerError(f"eviction_policy {type(policy).__name__}: victim() gave {key!r}, which is {why}")
+    return int(key)

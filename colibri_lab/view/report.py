@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri_lab.events import NO_EXPERT
+from colibri_lab.paths import file_to_write
 from colibri_lab.view import palette, svg
 from colibri_lab.view.html import duration, grid, number, percent, size, table, words
 from colibri_lab.view.run import RunView
@@ -38,13 +39,19 @@ def figure(view: RunView) -> str:
 
 
 def report(source: Any, path: str | os.PathLike[str], counters: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """Writes the report and returns its path. source: a RunView, a Telemetry, a ReplaySource, or an engine."""
+    """Writes the report and returns its path. source: a RunView, a Telemetry, a ReplaySource, or an engine.
+
+    OSError names `path` where it cannot be written.
+    """
     view = as_view(source)
     if counters is None and hasattr(source, "describe"):
         counters = source.counters()
-    target = Path(path)
+    target = file_to_write(path)
     text = page(view, counters or {})
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

@@ -13,7 +13,7 @@ import traitlets
 
 from colibri_lab.view.frame import board_frame, prose_block
 from colibri_lab.view.run import RunView
-from colibri_lab.widgets.ticker import Ticker
+from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("colours", "frame", "panel", "experts", "time", "slots", "latency", "prose", "tiles", "controls", "board")
@@ -59,6 +59,7 @@ class Board(anywidget.AnyWidget):
         hz: float = 8,
         **traits: Any,
     ) -> None:
+        hz = rate(hz)  # before there is a widget that would have to go again
         super().__init__(**traits)
         self.view = view
         self.updates = 0

@@ -8,11 +8,14 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from colibri_lab.config import Config
+from colibri_lab.errors import ConfigError
 from colibri_lab.telemetry import Recorder
 from colibri_lab.view.report import Figure, figure, report
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
 from colibri_lab.widgets.player import Player
+from colibri_lab.widgets.ticker import rate
 
 MIB = 1 << 20
 _open: weakref.WeakValueDictionary[object, Lab] = weakref.WeakValueDictionary()
@@ -21,13 +24,18 @@ _open: weakref.WeakValueDictionary[object, Lab] = weakref.WeakValueDictionary()
 class Lab:
     """Shows an engine while it generates. path_or_engine: what Engine.load takes (the lab owns it then), or an Engine.
 
-    The last line `lab` of a cell shows the board. hz: pictures a second, 1 to 10. overrides: keys for Engine.load.
+    The last line `lab` of a cell shows the board. hz: pictures a second, 1 to 10. overrides: keys for Engine.load,
+    ConfigError where the engine is loaded already; what Engine.load raises; ValueError for another hz.
     A second lab of the same engine or path closes the first, so that a cell run again leaves nothing behind.
     """
 
     def __init__(self, path_or_engine: Any, hz: float = 8, **overrides: Any) -> None:
-        owned = isinstance(path_or_engine, (str, os.PathLike))
-        key: object = str(Path(path_or_engine).absolute()) if owned else id(path_or_engine)
+        hz = rate(hz)
+        owned = isinstance(path_or_engine, (str, os.PathLike, Config))
+        if overrides and not owned:
+            raise ConfigError(f"settings: {', '.join(overrides)}: the engine is loaded already; load it with them")
+        named = isinstance(path_or_engine, (str, os.PathLike))
+        key: object = str(Path(path_or_engine).absolute()) if named else id(path_or_engine)
         if (before := _open.pop(key, None)) is not None:
             before.close()
         self.engine = _load(path_or_engine, overrides) if owned else path_or_engine
@@ -119,7 +127,10 @@ class Lab:
         return Figure(self.view)
 
     def record(self, path: str | os.PathLike[str]) -> Recorder:
-        """Writes events to a trace file from now on, until .close(); colibri_lab.replay(path) shows it again."""
+        """Writes events to a trace file from now on, until .close(); colibri_lab.replay(path) shows it again.
+
+        ConfigError where the engine keeps no events (telemetry: false).
+        """
         return Recorder(self.engine.telemetry, path, self.engine.describe())
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from colibri_lab.telemetry import replay
 from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
+from colibri_lab.widgets.ticker import rate
 
 
 class Player:
@@ -24,6 +25,7 @@ class Player:
         hz: float,
         bundle: Callable[[Board, str, str], dict[str, Any]],
     ) -> None:
+        hz = rate(hz)
         self.source = replay(path)
         self.speed = 1.0
         self._bundle = bundle
@@ -46,9 +48,11 @@ class Player:
         return view
 
     def play(self, speed: float | None = None) -> None:
-        """From the beginning, or on from a pause; returns at once."""
+        """From the beginning, or on from a pause; returns at once. ValueError for a speed outside 0.01 to 1000."""
+        if speed is not None and not 0.01 <= speed <= 1000:
+            raise ValueError(f"speed is {speed}: a run is shown at 0.01 to 1000 times its own speed")
         with self._lock:
-            self.speed = speed or self.speed
+            self.speed = self.speed if speed is None else float(speed)
             if self._mode != "paused":
                 self.view, self._at_ns = self._fresh(), float(self.source.start_ns)
                 self.board.show(self.view)
@@ -78,7 +82,14 @@ class Player:
         return report(RunView.of(self.source, self._about), path)
 
     def close(self) -> None:
+        """Ends the ticker and the board; idempotent."""
         self.board.close()
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<replay of {self.source.path.name}: {self.view.line()}, {self._mode}>"

@@ -9,6 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 
+def rate(hz: float) -> float:
+    """`hz`, or ValueError where a board cannot be drawn so often."""
+    if not 1 <= hz <= 10:
+        raise ValueError(f"hz is {hz}: a board is drawn 1 to 10 times a second")
+    return float(hz)
+
+
 class Ticker:
     """Calls `act` (a bound method, held weakly) `hz` times a second, 1 to 10. Late calls are dropped, never queued."""
 
@@ -28,9 +35,7 @@ class Ticker:
 
     @hz.setter
     def hz(self, value: float) -> None:
-        if not 1 <= value <= 10:
-            raise ValueError(f"hz is {value}: a board is drawn 1 to 10 times a second")
-        self._hz = float(value)
+        self._hz = rate(value)
 
     @property
     def alive(self) -> bool:

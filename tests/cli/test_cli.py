@@ -77,6 +77,13 @@ def test_json_is_one_strict_line(model: Path, tmp_path: Path) -> None:
         (["generate", "--model", "no/such/folder"], "no/such/folder: no such model"),
         (["generate", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["generate", "--set", "expert_cache_byte=1"], "did you mean expert_cache_bytes?"),
+        (["generate", "--config", "."], ".: cannot be read"),
+        (["generate", "--set", "tokenizer_path=no/such"], "tokenizer_path: no/such: no tokenizer.json"),
+        (
+            ["generate", "--set", "kv_cache_max_slots=1048576", "--set", "kv_cache_slot_size=65536"],
+            "kv_cache_max_slots: 1048576 slots of 65536 tokens",
+        ),
+        (["generate", "--set", "model_path=no/such"], "--set model_path: the model is named by --model already"),
         (["generate", "--set", "nonsense"], "must be key=value"),
         (["generate", "--set", "pace=[1"], "--set pace"),
         (["generate", "--set", "engine_mode=async"], "engine_mode: not available yet"),
@@ -88,6 +95,8 @@ def test_json_is_one_strict_line(model: Path, tmp_path: Path) -> None:
         (["generate", "--max-tokens", "many"], "--max-tokens"),
         (["convert", "no/such", "out"], "no/such"),
         (["trace", "--max-tokens", "2", "--out", "no/such/folder/trace.jsonl"], "no/such/folder"),
+        (["trace", "--out", "."], ".: is a folder, not a file to write"),
+        (["trace", "--set", "telemetry=false"], "telemetry: must be on to record a trace"),
         (["doctor"], "doctor: not available yet"),
         (["plan", "--anything", "3"], "plan: not available yet"),
         (["serve"], "serve: not available yet"),
@@ -104,6 +113,27 @@ def test_wrong_input(
     out, err = capsys.readouterr()
     error = [line for line in err.splitlines() if not line.startswith("INFO")]
     assert out.strip() == "" and len(error) == 1 and error[0].startswith("colibri-lab: error: ") and says in error[0]
+
+
+def test_a_wrong_isa_level_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLIBRI_ISA", "sse9")
+    assert main(["generate", "--model", str(model), "--prompt", "A"]) == 2
+    assert capsys.readouterr().err == "colibri-lab: error: COLIBRI_ISA: 'sse9' is none of avx512, avx2, plain\n"
+
+
+def test_a_config_file_by_any_name(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "colibri.conf"
+    file.write_text("threads: 1\n")
+    assert main(["generate", "--config", str(file), "--prompt", "A"]) == 2
+    assert f"{file}: model_path: names no model" in capsys.readouterr().err
+    assert main(["generate", "--config", str(file), "--model", str(model), "--prompt", "A", "--max-tokens", "1"]) == 0
+    file.write_text(f"model_path: '{model}'\nthreads: 0\n")
+    assert main(["generate", "--config", str(file), "--prompt", "A"]) == 2
+    assert f"{file}: threads: " in capsys.readouterr().err
 
 
 def test_convert_and_trace(tmp_path: Path) -> None:
@@ -192,7 +222,7 @@ def test_performance_of_nothing_and_of_one_token() -> None:
     one = performance(1.0, [1.5], [500.0], counters)
     assert (one["tokens"], one["ttft_ms"], one["tokens_per_s"]) == (1, 500.0, 2.0)
     three = performance(0.0, [1.0, 1.5, 2.0], [1000.0, 400.0, 600.0], counters)
-    assert three["tokens_per_s"] == 2.0 and three["ms_per_token"]["p50"] == 600.0
+    assert three["tokens_per_s"] == 2.0 and three["ms_per_token"] == {"p50": 500.0, "p95": 590.0, "p99": 598.0}
 
 
 def test_import_is_light() -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from colibri_lab.config import Config
 from colibri_lab.errors import ConfigError, NotAvailable
+from colibri_lab.pager.policy import LRU
+from colibri_lab.router.softmax import Softmax
 from colibri_lab.yamlfile import parse_mapping
 
 KEYS = """
@@ -56,12 +58,18 @@ def test_sizes(text: object, size: int) -> None:
         ({"backend": "gpu"}, "backend"),
         ({"pace": 0}, "pace"),
         ({"router": "magic"}, "neither softmax nor an object with select()"),
-        ({"eviction_policy": 3}, "neither lru, lfu, lfru, slru, least_stale nor an object with victim()"),
+        (
+            {"eviction_policy": 3},
+            "neither lru, lfu, lfru, slru, least_stale nor an object with hit(), admit(), victim(), forget()",
+        ),
         ({"prefetcher": "psychic"}, "neither none, neighbour, history, next_gate nor an object with guess()"),
         ({"prefetcher": 3}, "neither none, neighbour, history, next_gate nor an object with guess()"),
         ({"pin_after_tokens": 0}, "greater than or equal to 1"),
         ({"pin_max_share": 1.5}, "less than or equal to 1"),
         ({"expert_prefetch_pages": -1}, "greater than or equal to 0"),
+        ({"eviction_policy": LRU}, "least_stale nor an object with"),
+        ({"eviction_policy": Softmax(2, True)}, "least_stale nor an object with"),
+        ({"router": Softmax}, "neither softmax nor an object with select()"),
         ({"model_path": 3}, "model_path"),
     ],
 )

@@ -146,6 +146,13 @@ def test_prompts_of_no_one_and_too_many_tokens(load: Load) -> None:
         ({"prompt": [3072]}, "token id 3072 at place 0"),
         ({"prompt": [1, -1]}, "token id -1 at place 1"),
         ({"prompt": [1.5]}, "token id 1.5"),
+        ({"prompt": np.zeros((2, 2), np.int64)}, "at place 0 is no whole number"),
+        ({"prompt": None}, "a text or a list of token ids, not None"),
+        ({"prompt": 5}, "a text or a list of token ids, not 5"),
+        ({"prompt": b"The sea"}, "a text or a list of token ids, not b'The sea'"),
+        ({"prompt": {"The": 1}}, "a text or a list of token ids"),
+        ({"prompt": "a\ud800"}, "lone surrogate at character 1"),
+        ({"prompt": "A", "stop": 5}, "stop"),
         ({"prompt": "A", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "A", "temperature": -0.1}, "temperature"),
         ({"prompt": "A", "temperature": math.nan}, "temperature"),
@@ -158,6 +165,23 @@ def test_prompts_of_no_one_and_too_many_tokens(load: Load) -> None:
 def test_wrong_requests_are_refused_at_once(load: Load, wrong: dict, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         load().generate(**wrong)
+
+
+def test_numbers_of_numpy_are_numbers(load: Load) -> None:
+    engine = load()
+    plain = ids(engine.generate([5, 6], max_tokens=4, temperature=0.5, top_k=9, seed=3))
+    numpy = engine.generate(np.array([5, 6]), np.int64(4), np.float32(0.5), np.int32(9), seed=np.uint8(3))
+    assert ids(numpy) == plain and len(plain) == 4
+
+
+def test_text_where_ids_are_due(load: Load) -> None:
+    engine = load()
+    assert np.array_equal(engine.logits("The sea"), engine.logits(engine.tokenizer.encode("The sea")))
+    for wrong in (None, 5, b"The sea"):
+        with pytest.raises(RequestError, match="a text or a list of token ids"):
+            engine.logits(wrong)
+        with pytest.raises(RequestError, match="a text or a list of token ids"):
+            engine.perplexity(wrong)
 
 
 def test_seed_is_the_requests_own(load: Load) -> None:

@@ -69,6 +69,18 @@ def test_slow_pace_does_not_hold_up_pause_and_stop(load: Load) -> None:
     session.close()
 
 
+def test_stop_ends_a_long_prompt_at_its_next_chunk(load: Load) -> None:
+    engine = load(prefill_chunk=1)
+    steps = lambda: engine.counters()["engine"]["steps"]  # noqa: E731
+    session = engine.session()
+    session.start([5] * 900, max_tokens=3)
+    until(lambda: steps() >= 3)
+    session.stop()
+    assert session.join(5) and session.state == "idle" and not session.tokens
+    assert steps() < 450 and engine.counters()["kv"]["slots_used"] == 0
+    session.close()
+
+
 def test_starting_again_replaces_what_runs(load: Load) -> None:
     engine = load()
     expected = [t.id for t in engine.generate("A", max_tokens=5)]
@@ -77,6 +89,21 @@ def test_starting_again_replaces_what_runs(load: Load) -> None:
     session.start("A", max_tokens=5)
     session.join(10)
     assert [t.id for t in session.tokens] == expected
+    session.close()
+
+
+def test_threads_that_start_at_once_leave_one_generation(load: Load) -> None:
+    engine = load(pace=1000)
+    session = engine.session()
+    starters = [threading.Thread(target=session.start, args=("The sea", 900)) for _ in range(8)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join(10)
+    running = [thread for thread in threading.enumerate() if thread.name == "colibri-session"]
+    assert len(running) == 1 and session.state == "generating"
+    session.start("A", max_tokens=5)
+    assert session.join(10) and len(session.tokens) == 5
     session.close()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +32,33 @@ def test_the_budget_acts_at_the_next_token(load: Load) -> None:
     faults = engine.counters()["pager"]["faults"]
     list(tokens)
     assert engine.counters()["pager"]["experts_resident"] > 4 and engine.counters()["pager"]["faults"] > faults
+
+
+def test_a_budget_written_while_the_last_token_is_made_is_in_force_after_it(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load()
+    commit = engine._stepper._commit
+
+    def write_first(*step: Any) -> None:
+        writer = threading.Thread(target=engine.settings.set, kwargs={"expert_cache_bytes": "1MiB"})
+        writer.start()
+        writer.join()
+        assert engine.counters()["pager"]["frames"] == 128, "never inside a step"
+        commit(*step)
+
+    monkeypatch.setattr(engine._stepper, "_commit", write_first)
+    list(engine.generate("A", max_tokens=1))
+    assert engine.counters()["pager"]["frames"] == 16
+
+
+def test_no_budget_is_the_default_budget_while_running_too(load: Load) -> None:
+    engine = load(expert_cache_bytes="256KiB")
+    engine.settings.expert_cache_bytes = 10**15
+    assert engine.telemetry.facts["settings"] == {"expert_cache_bytes": 8 << 20}, "what is in force: all experts"
+    engine.settings.expert_cache_bytes = "256KiB"
+    engine.settings.expert_cache_bytes = None
+    assert engine.counters()["pager"]["frames"] == 128 and engine.settings.expert_cache_bytes is None
 
 
 def test_wrong_writes_change_nothing(load: Load) -> None:
@@ -59,6 +90,17 @@ def test_pace(load: Load) -> None:
     begin = time.monotonic()
     list(engine.generate("A", max_tokens=11))
     assert time.monotonic() - begin < 0.15
+
+
+def test_a_new_pace_ends_the_wait_of_the_old_one(load: Load) -> None:
+    engine = load(pace=0.01)
+    tokens = engine.generate("A", max_tokens=3)
+    next(tokens)
+    change = threading.Timer(0.1, engine.settings.set, kwargs={"pace": 100})
+    change.start()
+    begin = time.monotonic()
+    list(tokens)
+    assert 0.05 < time.monotonic() - begin < 2.0
 
 
 def test_chunk_and_batch_show_in_the_steps(load: Load) -> None:
@@ -111,6 +153,12 @@ def test_ways_to_load(model: Path, tmp_path: Path) -> None:
         with Engine.load(source, **settings) as engine:
             assert engine.settings.prefill_chunk == settings.get("prefill_chunk", 64)
             assert next(engine.generate("The sea")).id
+    (tmp_path / "odd.yaml").symlink_to(model)
+    with Engine.load(tmp_path / "odd.yaml", threads=1, tokenizer_path=model / "tokenizer.json") as engine:
+        assert engine.tokenizer.kind == "tokenizers"
+    for wrong in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ConfigError, match=f"tokenizer_path: {wrong}: no tokenizer"):
+            Engine.load(model, tokenizer_path=wrong)
     with pytest.raises(ConfigError, match="no such model"):
         Engine.load(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"neither model\.colibri nor config\.json"):
@@ -133,3 +181,19 @@ def test_a_hugging_face_folder_is_converted_once(tmp_path: Path, monkeypatch: py
     with Engine.load(embedded_model(), quantize="int8", threads=1) as engine:
         assert "".join(t.text for t in engine.generate("The sea", max_tokens=5)) == first
     assert len(made) == 1 and made[0].stat().st_mtime_ns == stamp
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from colibri_lab import Recorder, report
+    from colibri_lab.paths import embedded_model
+    from colibri_lab.telemetry import replay
+
+    odd = os.fsencode(tmp_path) + b"/m\xff\xc3\xa9 x"
+    shutil.copytree(os.fsencode(embedded_model()), odd)
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    with Engine.load(os.fsdecode(odd), threads=1) as engine:
+        recorder = Recorder(engine.telemetry, tmp_path / "t.jsonl")
+        assert list(engine.generate("The sea", max_tokens=2))
+        assert engine.describe()["model"] == "m?é x"
+        report(engine, tmp_path / "r.html")
+        assert replay(recorder.close()).engine["model"] == "m?é x"

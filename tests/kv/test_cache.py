@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colibri_lab.errors import SlotsExhausted
+from colibri_lab.errors import ConfigError, SlotsExhausted
 from colibri_lab.events import SlotKind
 from colibri_lab.kv.cache import KVCache
 from colibri_lab.kv.rule import BASE, FirstExperts
@@ -159,3 +160,15 @@ def test_arrays(dtype: str) -> None:
     assert all(
         a.flags.c_contiguous and a.flags.writeable and a.ctypes.data % 64 == 0 for a in (pool.k, pool.v, pool.where)
     )
+
+
+def test_a_pool_past_what_tables_can_say_or_memory_can_hold_names_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"1024 slots of 2097152 tokens \(kv_cache_slot_size\) are more than"):
+        allocate(1024, 1 << 21, 3, 1, 1, "fp16", 1, 1, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("colibri_lab.kv.slots.zeros", full)
+    with pytest.raises(ConfigError, match=r"kv_cache_max_slots: .* need 1\.0 GiB of address space: Cannot allocate"):
+        allocate(1024, 1 << 10, 0, 2, 64, "fp32", 1, 1, 1)

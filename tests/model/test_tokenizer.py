@@ -15,6 +15,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colibri_lab.errors import RequestError
 from colibri_lab.model.errors import ModelError
 from colibri_lab.model.tokenizer import IdsTokenizer, SentencePieceTokenizer, Tokenizer
 from tests.makers import byte_tokenizer
@@ -198,7 +199,7 @@ def test_no_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.decode([3, 14]) == "<3><14>"
     stream = tokenizer.stream([1])
     assert [stream.push(5), stream.push(6), stream.flush()] == ["<5>", "<6>", ""]
-    with pytest.raises(ModelError, match="pass token ids instead of text"):
+    with pytest.raises(RequestError, match="pass token ids instead of text"):
         tokenizer.encode("text")
 
 
@@ -219,7 +220,7 @@ def test_dangling_links(tmp_path: Path) -> None:
 
 def test_lone_surrogates_are_refused(tmp_path: Path, sentences: Path) -> None:
     for tokenizer in (opened(byte_level(), tmp_path), Tokenizer.open(sentences)):
-        with pytest.raises(ModelError, match="lone surrogate at character 1"):
+        with pytest.raises(RequestError, match="lone surrogate at character 1"):
             tokenizer.encode("a\ud800")
 
 

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -134,6 +135,25 @@ def test_a_foreign_policy_decides(file: FakeFile) -> None:
     pager.close()
 
 
+@pytest.mark.parametrize(
+    ("gives", "why"),
+    [(14, "14, which is no expert in memory"), (1, "1, which is in use"), (-1, "-1, which is no"),
+     (99, "99, which is no"), (None, "None, which is no"), (0.0, r"0\.0, which is no")],
+)  # fmt: skip
+def test_a_policy_that_frees_nothing_is_named_and_corrupts_nothing(file: FakeFile, gives: Any, why: str) -> None:
+    policy = LRU()
+    pager = make_pager(file, 2, policy)
+    pager.acquire(0, [0, 1])
+    policy.victim = lambda busy: gives  # type: ignore[method-assign]
+    with pytest.raises(PagerError, match=f"eviction_policy LRU: victim\\(\\) gave {why}"):
+        pager.acquire(0, [1, 2])
+    check(pager, file)
+    del policy.victim  # type: ignore[method-assign]
+    pager.acquire(0, [1, 2])
+    check(pager, file)
+    pager.close()
+
+
 def test_shrinking_gives_memory_back(tmp_path: Path) -> None:
     frames = Frames(pages=64, most=16, capacity=16)  # 4 MiB a run
     for _ in range(16):
@@ -150,7 +170,7 @@ def test_evicted_frames_are_poisoned(file: FakeFile) -> None:
     pager = make_pager(file, 2)
     pager.acquire(0, [0, 1])
     run = int(pager.table[0, 0, 0]) // file.pages
-    pager._evict(0)
+    pager._evict(())
     assert np.isnan(np.frombuffer(pager.frames.view(run), np.float16)).all()
     assert not np.isnan(np.frombuffer(pager.frames.view(1 - run), np.float16)).all()
     pager.close()

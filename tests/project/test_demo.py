@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from colibri_lab import demo
+from colibri_lab.performance import performance
 
 
 def test_demo_writes_text_figures_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,9 +36,22 @@ def test_demo_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("budget", ["1KiB", "much"])
-def test_wrong_budget_is_one_line(tmp_path: Path, budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_percentiles_are_of_decoded_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token of each text has waited for its prompt: only the very first is there, for the time it took."""
+    seen: list[int] = []
+
+    def counted(begin: float, times: list[float], latencies: list[float], counters: object) -> dict[str, object]:
+        seen.extend((len(times), len(latencies)))
+        return performance(begin, times, latencies, counters)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(demo, "performance", counted)
+    assert demo.main(["--tokens", "4", "--report", str(tmp_path / "r.html")]) == 0
+    assert seen == [20, 16]
+
+
+@pytest.mark.parametrize("wrong", [["--budget", "1KiB"], ["--budget", "much"], ["--tokens", "-1"]])
+def test_wrong_input_is_one_line(tmp_path: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
-    assert demo.main(["--budget", budget, "--report", str(page)]) == 2
+    assert demo.main([*wrong, "--report", str(page)]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert not page.exists()

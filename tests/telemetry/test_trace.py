@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colibri_lab.telemetry import Recorder, Telemetry, TraceError, replay
+from colibri_lab.errors import ConfigError
+from colibri_lab.telemetry import NullTelemetry, Recorder, Telemetry, TraceError, replay
 from tests.widgets.fake import FakeEngine
 
 PAGE = b'{"e":"page","t_ns":-1,"kind":0,"layer":0,"expert":0,"pages":1,"wait_ns":0,"step":0}'
@@ -111,6 +113,16 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path):
     assert not (tmp_path / "t.jsonl").exists()
 
 
+def head(lines, **fields):
+    """The trace with other fields in its header."""
+    return [json.dumps(json.loads(lines[0]) | fields).encode(), *lines[1:]]
+
+
+def after(lines, **event):
+    """The trace with an event as its sixth line."""
+    return [*lines[:5], json.dumps(event).encode(), *lines[5:]]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -126,6 +138,16 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path):
         (lambda lines: [*lines[:5], PAGE, *lines[5:]], "line 6"),
         (lambda lines: [*lines[:5], b'"' + b"x" * (1 << 20) + b'"', *lines[5:]], "longer than"),
         (lambda lines: [*lines[:5], b"[" * 100_000, *lines[5:]], "line 6"),
+        (lambda lines: head(lines, layers=1024, experts=65535), "layers times experts must be at most"),
+        (lambda lines: head(lines, layers=1024, top_k=256), "layers times top_k must be at most"),
+        (lambda lines: head(lines, engine={"kv_slots": 10**12}), "header: kv_slots must be a whole number from 0 to"),
+        (lambda lines: head(lines, engine={"kv_slots": -5}), "header: kv_slots"),
+        (lambda lines: head(lines, engine={"expert_bytes": "many"}), "header: expert_bytes .* not many"),
+        (lambda lines: after(lines, e="note", key="settings", value={"expert_cache_bytes": "4M"}), "line 6: expert_"),
+        (lambda lines: after(lines, e="slot", t_ns=1, kind=0, slot=1 << 24, sequence=1, layer=0, owner=0), "6: slot"),
+        (lambda lines: after(lines, e="text", sequence=1, position=10**20, text="x"), "line 6: position must be"),
+        (lambda lines: after(lines, e="text", sequence=1, position=1, text="\ud800"), "line 6: not a JSON object"),
+        (lambda lines: after(lines, e="dropped", stream="tokens", count=-5), "line 6: count must be"),
     ],
 )  # fmt: skip
 def test_hostile_files_name_the_file_and_the_line(recorded, tmp_path, change, says):
@@ -135,6 +157,21 @@ def test_hostile_files_name_the_file_and_the_line(recorded, tmp_path, change, sa
         replay(bad)
     assert "bad.jsonl" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, "."):
+        with pytest.raises(IsADirectoryError, match="is a folder, not a file"):
+            Recorder(Telemetry(1, 1, 1), folder)
+    os.mkfifo("pipe")
+    with pytest.raises(OSError, match="is a device or a pipe"):
+        Recorder(Telemetry(1, 1, 1), "pipe")
+    assert os.listdir() == ["pipe"]
+    os.remove("pipe")
+    with pytest.raises(ConfigError, match="telemetry: must be on"):
+        Recorder(NullTelemetry(1, 1, 1), tmp_path / "t.jsonl")
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_file(tmp_path):

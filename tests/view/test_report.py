@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
 
@@ -75,8 +76,17 @@ def test_odd_shapes_and_empty_runs(shape, tmp_path):
 
 
 def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as caught:
         report(Telemetry(1, 1, 1), tmp_path / "none" / "r.html")
+    assert caught.value.filename == str(tmp_path / "none" / "r.html")
+    with pytest.raises(IsADirectoryError, match="is a folder, not a file") as caught:
+        report(Telemetry(1, 1, 1), tmp_path)
+    assert caught.value.filename == str(tmp_path)
+    assert not list(tmp_path.iterdir())
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is a device or a pipe"):
+        report(Telemetry(1, 1, 1), tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_words_for_people():
