@@ -8,43 +8,28 @@ yet, `built`.
 from __future__ import annotations
 
 import difflib
-import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from . import plugins
 from .errors import ConfigError, NotAvailable
+from .sizes import FilePath, Size
 from .yamlfile import read_mapping
 
 ROUTERS = ("softmax", "int8_lut", "bit_level", "two_stage")
-LATER_POLICIES = ("lfu", "lfru", "slru", "least_stale")
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS |= {f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
-_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?I?B)?\s*", re.IGNORECASE)
-
-
-def parse_size(value: object) -> object:
-    """Bytes of 1024, "512MiB" (powers of 1024) or "1.5 GB" (powers of 1000); other types are left to the type check."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
-    if match is None or (match[2] or "").upper() not in _UNITS:
-        raise PydanticCustomError("size", 'a size is a number of bytes or like "512MiB"')
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
-
-
-def _path(value: object) -> object:
-    return Path(value).expanduser() if isinstance(value, str) and value else value
-
-
-Size = Annotated[int, BeforeValidator(parse_size)]
-FilePath = Annotated[Path, BeforeValidator(_path)]
+EVICTION = ("lru", "lfu", "lfru", "slru", "least_stale")
+PREFETCH = ("none", "neighbour", "history", "next_gate")
+# keys that take a name or an object with these methods
+OBJECTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("eviction_policy", EVICTION, ("hit", "admit", "victim", "forget")),
+    ("prefetcher", PREFETCH, ("guess",)),
+    ("router", ROUTERS, ("select",)),
+)
 
 
 def key(default: Any, description: str, *, section: str, unit: str = "", live: bool = False, **more: Any) -> Any:
@@ -112,24 +97,33 @@ class Config(BaseModel):
         live=True,
         ge=0,
     )
-    eviction_policy: Any = key("lru", "which expert leaves a full cache: a name or a Policy object", section="pager")
-    prefetcher: Literal["none", "neighbour", "history", "next_gate"] | None = key(
-        "none", "which pages are read before they are asked for", section="pager", built=["none", None]
+    eviction_policy: Any = key(
+        "lfru",
+        "which expert leaves a full cache: lru, lfu, lfru, slru, least_stale or a Policy object; "
+        "a new one in a running engine begins without history",
+        section="pager",
+        live=True,
+    )
+    prefetcher: Any = key(
+        "none",
+        "which experts are read before they are asked for: none, neighbour, history, next_gate or a Prefetcher object",
+        section="pager",
     )
     expert_prefetch_pages: int | None = key(
-        None, "pages per prefetch", section="pager", unit="pages", ge=0, built=[None]
+        None,
+        "pages read ahead at a time, in whole experts; none: log2 of the context's length, at least a token's experts",
+        section="pager",
+        unit="pages",
+        ge=0,
     )
     pin_after_tokens: int | None = key(
-        None,
-        "pin an expert after this many consecutive tokens; none: off",
+        100,
+        "pin an expert that so many consecutive tokens used, until half as many did without; none: off",
         section="pager",
         unit="tokens",
         ge=1,
-        built=[None],
     )
-    pin_max_share: float | None = key(
-        None, "largest pinned share of the cache", section="pager", ge=0, le=1, built=[None]
-    )
+    pin_max_share: float = key(0.25, "largest pinned share of the cache", section="pager", ge=0, le=1)
     io_threads: int = key(4, "threads that read expert pages", section="pager", ge=1, le=64)
     io_priority: Literal["none", "idle", "low", "normal", "high"] = key(
         "none", "disk priority of the process", section="pager", built=["none"]
@@ -238,14 +232,11 @@ class Config(BaseModel):
                 raise NotAvailable(
                     f"{source}: {name}: not available yet: {reprlib.repr(value)} (this version has: {can})"
                 )
-        policy = ("hit", "admit", "victim", "forget")
-        for name, names, methods in (("eviction_policy", ("lru",), policy), ("router", ROUTERS, ("select",))):
+        for name, names, methods in OBJECTS:
             value = getattr(self, name)
-            if name == "eviction_policy" and isinstance(value, str) and value in LATER_POLICIES:
-                raise NotAvailable(
-                    f"{source}: {name}: not available yet: {value!r} (this version has: {', '.join(names)})"
-                )
             if name == "router" and isinstance(value, str) and plugins.known(value, plugins.ROUTERS):
+                continue
+            if name == "prefetcher" and value is None:
                 continue
             able = not isinstance(value, type) and all(callable(getattr(value, method, None)) for method in methods)
             if value not in names if isinstance(value, str) else not able:

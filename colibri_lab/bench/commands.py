@@ -5,7 +5,7 @@ Exit codes: 0 done, 2 wrong input or a missing peer, 3 the machine was too noisy
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -108,6 +108,38 @@ def router_command(
         from colibri_lab.bench import router
 
         return router.run(text, router.Plan(rows, random_rows, rounds, characters, bits))
+
+    finish(measure, json)
+
+
+@app.command("paging")
+def paging_command(
+    shape: Annotated[str, typer.Option(help="embedded, or random weights: nano, m0, m1, m2 (2 GB)")] = "embedded",
+    budgets: Annotated[str, typer.Option(help="per cent of all experts, by commas")] = "25,50,75",
+    policies: Annotated[str, typer.Option(help="eviction policies, by commas; all")] = "all",
+    prefetchers: Annotated[str, typer.Option(help="by commas; all")] = "all",
+    tokens: Annotated[int, typer.Option(min=1, help="written after each text's beginning; shapes: read")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="runs of each setting; medians of them")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="compute threads")] = 1,
+    text: Annotated[Path, typer.Option(help="folder of texts, one .txt for each domain")] = VALIDATION,
+    json: Json = False,
+) -> None:
+    """Hit rates, I/O wait and speed of each eviction policy and prefetcher, beside Belady's best."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import decode, ours, paging
+        from colibri_lab.config import EVICTION, PREFETCH
+
+        def names(given: str, all_: Sequence[str]) -> Sequence[str]:
+            return all_ if given == "all" else given.split(",")
+
+        try:
+            shares = [int(part) for part in budgets.split(",")]
+        except ValueError:
+            raise ValueError(f"--budgets {budgets!r}: whole numbers by commas, as 25,50,75") from None
+        plan = paging.Plan(shares, names(policies, EVICTION), names(prefetchers, PREFETCH), tokens,
+                           rounds, threads)  # fmt: skip
+        return paging.run(text, plan, None if shape == ours.EMBEDDED else decode.shape_named(shape))
 
     finish(measure, json)
 

@@ -118,7 +118,7 @@ class Engine:
                 "sequences_started": s.started,
                 "sequences_finished": s.finished,
             },
-            "pager": p.pager.counters(),
+            "pager": p.pager.counters() | (p.ahead.counters() if p.ahead else {}),
             "kv": p.kv.counters(),
             "router": {"selections": dispatch["rows"] // max(1, p.top_k), **routing_counts(p)},
             "dispatch": dispatch,

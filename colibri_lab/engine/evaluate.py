@@ -35,6 +35,7 @@ def forward(stepper: Stepper, turn: Turn, drop: Drop, ids: Sequence[int], sink: 
                 work = Work(
                     request, request.done, min(stepper.config.prefill_chunk, request.prompt - request.done), False
                 )
+                stepper.begin([work])
                 try:
                     stepper.transformer.forward(*stepper.fill([work]))
                 except NonFiniteLogits as error:

@@ -19,8 +19,9 @@ from ..model.transformer import Transformer
 from ..ops.routing import Routing
 from ..ops.select import choose_backend
 from ..ops.types import Backend, Rows
+from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
-from ..pager.policy import make_policy
+from ..pager.prefetchers import make_prefetcher
 from ..pager.transfer import Transfer
 from ..router.hook import RouterHook
 from ..router.settle import settle_router, settle_weights
@@ -47,6 +48,7 @@ class Parts:
     routing: Routing
     top_k: int
     rounded: int  # router weights that router_dtype changed
+    ahead: Lookahead | None
     transformer: Transformer
     telemetry: Any
     max_positions: int
@@ -118,8 +120,9 @@ def build(config: Config) -> Parts:
         stack.callback(transfer.close)
         pager = Pager(
             layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=top_k, pages=file.expert_pages,
-            budget=config.expert_cache_bytes, policy=make_policy(config.eviction_policy), transfer=transfer,
-            on_page=on_page,
+            budget=config.expert_cache_bytes, policy=config.eviction_policy, transfer=transfer, on_page=on_page,
+            pin_after=config.pin_after_tokens, pin_share=config.pin_max_share,
+            prefetch=config.prefetcher not in (None, "none"),
         )  # fmt: skip
         capacity = config.max_batch_size + config.prefill_chunk
         rows = Rows.allocate(capacity, spec.hidden_size, spec.experts, top_k, spec.vocab_size)
@@ -137,7 +140,9 @@ def build(config: Config) -> Parts:
         backend.bind(weights, pool, pager.arrays, rows)
         router = None if foreign is None else RouterHook(foreign, rows, routing if config.router_audit else None)
         dispatcher = Dispatcher(spec.experts, top_k)
-        transformer = Transformer(backend, rows, spec.sparse, pager, kv, dispatcher, router)
+        prefetcher = make_prefetcher(config.prefetcher, rows, weights)
+        ahead = None if prefetcher is None else Lookahead(pager, prefetcher, config.expert_prefetch_pages)
+        transformer = Transformer(backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead)
         stack.pop_all()
     return Parts(
         config,
@@ -154,6 +159,7 @@ def build(config: Config) -> Parts:
         routing,
         top_k,
         rounded,
+        ahead,
         transformer,
         telemetry,
         positions,

@@ -8,13 +8,13 @@ from typing import Any
 from ..config import Config
 from ..ops.layout import PAGE
 from ..ops.routing import COUNTS, QUANTISED, report
+from ..pager.policies import policy_name
 
 MIB = 1 << 20
 
 
 def describe(parts: Any, config: Config) -> dict[str, Any]:
     spec, file, pager, kv = parts.file.spec, parts.file, parts.pager, parts.kv
-    policy = config.eviction_policy
     return {
         "model": file.source or file.path.parent.name.encode(errors="replace").decode(),
         "path": str(parts.file.path).encode(errors="replace").decode(),
@@ -51,8 +51,8 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "router_dtype": config.router_dtype,
         "router_layers": report(parts.routing, spec.sparse),
         "changes": changes(parts, config),
-        "prefetcher": "none",
-        "eviction_policy": policy if isinstance(policy, str) else type(policy).__name__,
+        "prefetcher": policy_name(config.prefetcher or "none"),
+        "eviction_policy": policy_name(config.eviction_policy),
     }
 
 

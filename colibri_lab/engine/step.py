@@ -15,6 +15,7 @@ from ..kv.cache import KVCache
 from ..model.transformer import Transformer
 from ..ops.types import NonFiniteLogits
 from ..pager.pager import Pager
+from ..pager.policies import policy_name
 from .batcher import Batcher
 from .sampling import log_probability
 from .sequence import SAID, Reason, Request, Token, Work, rows_of
@@ -48,6 +49,9 @@ class Stepper:
             budget = changed["expert_cache_bytes"]
             self.pager.resize(self.pager.default() if budget is None else budget)
             changed["expert_cache_bytes"] = self.pager.budget  # what is in force: at most all experts
+        if "eviction_policy" in changed:
+            self.pager.follow(changed["eviction_policy"])
+            changed["eviction_policy"] = policy_name(changed["eviction_policy"])
         if changed:
             self.telemetry.note("settings", changed)
 
@@ -61,7 +65,7 @@ class Stepper:
         if not works:
             return False
         begin, before = clock(), self._counts()
-        self.pager.step = self.steps
+        self.begin(works)
         try:
             self.transformer.forward(*self.fill(works))
             head = clock()
@@ -78,6 +82,11 @@ class Stepper:
         self._tell(works, tokens, begin, head, end, before)
         self._commit(works, tokens, begin, end)
         return True
+
+    def begin(self, works: Sequence[Work]) -> None:
+        """Tell the pager what kind of step comes."""
+        decode = all(work.start >= work.sequence.prompt for work in works)
+        self.pager.begin(self.steps, decode, max(work.start + work.count for work in works))
 
     def fill(self, works: Sequence[Work]) -> tuple[int, list[int]]:
         """Write the rows of a step; returns their number and the seat of each."""
@@ -198,7 +207,7 @@ class Stepper:
 
     def _counts(self) -> tuple[int, int, int, int]:
         p = self.pager
-        return p.faults, p.hits, p.evictions, p.bytes_read
+        return p.faults, p.hits, p.evictions, p.all_bytes
 
     def _tell(self, works: Sequence[Work], tokens: Sequence[tuple[int, float] | None], begin: int, head: int, end: int,
               before: tuple[int, int, int, int]) -> None:  # fmt: skip

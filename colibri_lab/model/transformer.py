@@ -45,6 +45,14 @@ class Choice(Protocol):
     def apply(self, layer: int, n: int) -> None: ...
 
 
+class Ahead(Protocol):
+    """The prefetcher, seen from here."""
+
+    after_experts: bool
+
+    def look(self, layer: int, chosen: Sequence[Sequence[int]]) -> None: ...
+
+
 Views = tuple[NDArray[Any], NDArray[Any], list[NDArray[Any]], list[NDArray[Any]]]
 
 
@@ -52,9 +60,13 @@ class Transformer:
     """The decoder layers over one backend. Stage times of the last forward are in *_ns."""
 
     def __init__(self, backend: Backend, rows: Rows, sparse: Sequence[bool], pager: Experts, kv: Cache,
-                 dispatch: Dispatch, router: Choice | None = None) -> None:  # fmt: skip
+                 dispatch: Dispatch, router: Choice | None = None, ahead: Ahead | None = None) -> None:  # fmt: skip
         self.backend, self.rows, self.pager, self.kv = backend, rows, pager, kv
+        self._experts = rows.router_logits.shape[1]
         self._dispatch, self._router, self._sparse = dispatch, router, tuple(sparse)
+        late = ahead is not None and ahead.after_experts
+        self._early: Ahead | None = None if late else ahead
+        self._late: Ahead | None = ahead if late else None
         shape = (len(self._sparse), *rows.experts.shape)
         self.route: NDArray[np.int32] = np.full(shape, NO_EXPERT, np.int32)  # [L, R, k] choices of the step
         self.gate: NDArray[np.float32] = np.zeros(shape, np.float32)  # [L, R, k] their weights
@@ -85,7 +97,11 @@ class Transformer:
                     pager.acquire(layer, wanted)
                     if self.pressed:
                         raise KeyboardInterrupt
+                    if self._early is not None and last == self._experts:
+                        self._early.look(layer, chosen)  # its reads go on while the experts compute
                     backend.expert_ffn(layer, n, first, last)  # x [R, H] after the last wave
+                if self._late is not None:
+                    self._late.look(layer, chosen)
             else:
                 kv.place(layer, [-1] * n)
                 backend.expert_ffn(layer, n, 0, 0)

@@ -1,7 +1,7 @@
 """Which expert leaves a full cache: bookkeeping only, O(1) per call, no frames, no bytes.
 
 A key is layer * experts + expert. The pager calls `hit` for each wanted expert that is in memory, `admit` for one that
-was read, `victim` when it needs room, and `forget` for one that left.
+was read, `victim` when it needs room, and `forget` for one that left. Policies by name are in `policies`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,3 @@ class LRU:
 
     def forget(self, key: int) -> None:
         del self._order[key]
-
-
-POLICIES: dict[str, type[LRU]] = {"lru": LRU}
-
-
-def make_policy(chosen: str | Policy) -> Policy:
-    """A policy by name, or the object itself."""
-    return POLICIES[chosen]() if isinstance(chosen, str) else chosen

@@ -44,6 +44,56 @@ class Job:
     target: memoryview
 
 
+class Flight:
+    """A read that nobody waits for yet: queued, then reading, then landed; or cancelled while it was queued.
+
+    Whoever gets `_turn` first decides: a reader to read, the engine to cancel. `_landed` is held until it has ended.
+    """
+
+    __slots__ = ("_landed", "_turn", "cancelled", "error", "job", "run")
+
+    def __init__(self, job: Job, run: int) -> None:
+        """run: where the target lies, for the caller's books."""
+        self.job, self.run = job, run
+        self.cancelled = False
+        self.error: BaseException | None = None
+        self._turn, self._landed = threading.Lock(), threading.Lock()
+        self._landed.acquire()
+
+    @property
+    def landed(self) -> bool:
+        """Whether the read has ended, well or not (`error`)."""
+        return not self._landed.locked()
+
+    def cancel(self) -> bool:
+        """True when nothing was read and nothing will be."""
+        self.cancelled = self.cancelled or self._turn.acquire(blocking=False)
+        return self.cancelled
+
+    def wait(self) -> None:
+        """Return when the read has ended; a KeyboardInterrupt meanwhile is raised after that. Not if cancelled."""
+        interrupt: KeyboardInterrupt | None = None
+        while not self.landed:
+            try:
+                if self._landed.acquire(timeout=1.0):
+                    self._landed.release()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt:
+            raise interrupt
+
+    def fly(self, reader: Reader) -> None:
+        """Read, unless it was cancelled; in a reader thread."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            reader.read(self.job)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._landed.release()
+
+
 class _Batch:
     """Jobs under way together: the first error is kept, `done` opens when all have ended."""
 
@@ -110,6 +160,8 @@ class Transfer:
         self._queue: SimpleQueue[tuple[Job, _Batch] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._most = threads - 1
+        self._flights: SimpleQueue[Flight | None] = SimpleQueue()
+        self._ahead: list[threading.Thread] = []
 
     @property
     def direct(self) -> bool:
@@ -138,13 +190,28 @@ class Transfer:
         if interrupt or batch.error:
             raise interrupt or batch.error  # type: ignore[misc]
 
+    def submit(self, job: Job, run: int) -> Flight:
+        """Begin to read in threads that do nothing else, so that guesses never stand before what is needed now."""
+        flight = Flight(job, run)
+        if len(self._ahead) <= self._most:  # as many as there are for what is needed, each started by one guess
+            thread = threading.Thread(
+                target=_serve_ahead, args=(self._reader, self._flights), name="colibri-ahead", daemon=True
+            )
+            thread.start()
+            self._ahead.append(thread)
+        self._flights.put(flight)
+        return flight
+
     def close(self) -> None:
         """Stop the threads and close the file; idempotent."""
         for _ in self._threads:
             self._queue.put(None)
-        for thread in self._threads:
+        for _ in self._ahead:
+            self._flights.put(None)
+        for thread in (*self._threads, *self._ahead):
             thread.join()
         self._threads.clear()
+        self._ahead.clear()
         self._reader.close()
 
     def _start_thread(self) -> None:
@@ -157,6 +224,11 @@ class Transfer:
 def _serve(reader: Reader, queue: SimpleQueue[tuple[Job, _Batch] | None]) -> None:
     while (work := queue.get()) is not None:
         _run(reader, *work)
+
+
+def _serve_ahead(reader: Reader, queue: SimpleQueue[Flight | None]) -> None:
+    while (flight := queue.get()) is not None:
+        flight.fly(reader)
 
 
 def _help(reader: Reader, queue: SimpleQueue[tuple[Job, _Batch] | None]) -> None:

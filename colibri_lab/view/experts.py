@@ -22,6 +22,7 @@ class ExpertView:
         self._counts = np.zeros(layers * experts, "i8")
         self.resident = np.zeros((layers, experts), bool)
         self.pinned = np.zeros((layers, experts), bool)
+        self.ahead = np.zeros((layers, experts), bool)  # in memory since a prefetcher guessed it
         self.faults = np.zeros((layers, experts), "i8")
         self.last_fault_ns = np.zeros((layers, experts), "u8")
         self.wait_ns, self.evictions, self.missing = 0, 0, 0
@@ -63,6 +64,7 @@ class ExpertView:
         comes = (kind == PageKind.FAULT) | (kind == PageKind.PREFETCH)
         moves = comes | (kind == PageKind.EVICT)
         self.resident.ravel()[cell[moves]] = comes[moves]  # the last write of a cell wins, as events come in order
+        self.ahead.ravel()[cell[moves]] = kind[moves] == PageKind.PREFETCH
         pins = (kind == PageKind.PIN) | (kind == PageKind.UNPIN)
         self.pinned.ravel()[cell[pins]] = kind[pins] == PageKind.PIN
         faults = kind == PageKind.FAULT

@@ -7,6 +7,7 @@
 
 Arrays of a board frame (L layers, E experts, N columns, S slots up to the last one used, T new pieces of text):
     cell   u1 [L, E]    bits 0-5 share of the window's rows over header.peak, in 1/63; bit 6 in memory; bit 7 just read
+    mark   u1 [L, E]    bit 0 pinned, bit 1 in memory since it was read ahead; empty when there are none
     stage  u2 [N, 5]    in header.unit_us microseconds: experts, attention, I/O wait, head, other
     count  u1|u2 [N, 3] faults, hits, evictions
     flag   u1 [N]       bit 0 prefill, bit 1 rows were missed before it, bit 2 of the sequence whose text is shown
@@ -79,6 +80,13 @@ def cells(view: RunView) -> tuple[np.ndarray, float]:
         since = columns["t_ns"][-1 - RECENT_STEPS]
         out |= (experts.last_fault_ns > since).astype("u1") << 7
     return out, peak
+
+
+def marks(view: RunView) -> np.ndarray:
+    """See the module's text."""
+    experts = view.experts
+    out: np.ndarray = experts.pinned.astype("u1") | (experts.ahead & experts.resident).astype("u1") << 1
+    return out if out.any() else out[:0]
 
 
 def strip(view: RunView, columns: int = COLUMNS) -> tuple[Arrays, float]:
@@ -164,7 +172,7 @@ def board_frame(view: RunView, state: dict[str, Any], after: int) -> tuple[bytes
         "gaps": [int(n) for n in view.timeline.columns["gap"][-COLUMNS:] if n],
         "text": prose_header(view, pieces),
     }
-    arrays = {"cell": cell, **columns, **slots(view), "bins": np.minimum(bins, 65535).astype("u2")}
+    arrays = {"cell": cell, "mark": marks(view), **columns, **slots(view), "bins": np.minimum(bins, 65535).astype("u2")}
     arrays["route"] = routes(view, pieces)
     return pack(header, arrays), pieces.position[-1] if pieces.position else after
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from colibri_lab.events import Phase
 from colibri_lab.view import palette
-from colibri_lab.view.frame import cells, freed, slots
+from colibri_lab.view.frame import cells, freed, marks, slots
 from colibri_lab.view.html import duration, number, percent
 from colibri_lab.view.run import RunView
 from colibri_lab.view.timeline import STAGES
@@ -61,6 +61,13 @@ def experts_panel(view: RunView, width: float = 1000) -> str:
         parts.append(f"<path fill='none' stroke='{palette.MEMORY}' stroke-width='2' d='{d}'/>")
     else:
         parts.append(_boxes(palette.MEMORY, [(left + e * w, (m + 1) * high - 1, w - gap, 1) for m, e in inside]))
+    told = np.zeros_like(cell)
+    told[: len(marks(view))] = marks(view)
+    side = min(5.0, w / 3, high / 3)
+    corners = {"fg": np.argwhere(told & 1).tolist(), palette.HIT: np.argwhere(told & 2).tolist()}
+    for colour, where in corners.items():  # pinned on the right, read ahead on the left
+        shift = w - gap - side if colour == "fg" else 0.0
+        parts.append(_boxes(colour, [(left + e * w + shift, m * high, side, side) for m, e in where]))
     parts += [_text(0, m * high + high / 2 + 3, f"layer {m}") for m in range(0, layers, max(1, -(-13 // high)))]
     every = next((n for n in (1, 2, 4, 8, 16, 32) if n * w > 22), 64)
     parts += [
@@ -74,6 +81,9 @@ def experts_panel(view: RunView, width: float = 1000) -> str:
         (f"in memory {len(inside)} (ring)", palette.MEMORY),
     ]
     keys += [(f"on disk {total - len(inside)}", "var(--line)")]
+    for words, colour in (("pinned", "fg"), ("read ahead", palette.HIT)):
+        if found := len(corners[colour]):
+            keys.append((f"{words} {found} (corner)", "var(--fg)" if colour == "fg" else colour))
     sub = f"share of the last {view.experts.window} tokens, brightest {percent(peak)}"
     return panel("Experts", sub, _svg(width, layers * high + 18, label, parts), keys)
 

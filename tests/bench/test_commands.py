@@ -99,6 +99,12 @@ def test_hidden_states_are_heard_once(tmp_path: Path) -> None:
         (["decode", "--shape", "nano", "--prompt", "5000"], "leaves room for"),
         (["telemetry", "--shape", "m9"], "nano, m0, m1, m2"),
         (["perplexity", "--text", "nowhere"], "data/validation"),
+        (["paging", "--text", "nowhere"], "data/validation"),
+        (["paging", "--policies", "fifo"], "lru, lfu, lfru, slru, least_stale"),
+        (["paging", "--prefetchers", "next"], "none, neighbour, history, next_gate"),
+        (["paging", "--budgets", "half"], "25,50,75"),
+        (["paging", "--shape", "m9"], "nano, m0, m1, m2"),
+        (["paging", "--budgets", "1"], "2 to 100"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,3 +210,31 @@ def test_same_tokens_go_to_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
             ours = [token.id for token in engine.generate(prompt, max_tokens=6)]
             assert tokens == ours[:-1]
     assert len(seen) == 2  # the round to warm up, and the one that counts
+
+
+def test_paging_of_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["paging", "--shape", "nano", "--budgets", "60", "--policies", "lru", "--prefetchers",
+                 "none,next_gate,history", "--tokens", "30", "--json"])  # fmt: skip
+    form = last_line(capsys.readouterr().out)
+    rows = {row["what"]: row for row in form["rows"]}
+    assert code in (0, 3) and form["bench"] == "paging nano" and "Zipf" in form["notes"][0]
+    assert rows["60 %, lru, history: recall"]["value"] > 0
+    assert rows["60 %, lru, none: faults"]["value"] > 0
+
+
+def test_paging_beside_belady(tmp_path: Path, capsys: pytest.CaptureFixture[str], top: Path) -> None:
+    text = (top / "data" / "validation" / "math.txt").read_text()
+    (tmp_path / "math.txt").write_text(text[:600])
+    code = main(["paging", "--text", str(tmp_path), "--budgets", "50", "--policies", "lru,lfru", "--prefetchers",
+                 "none,next_gate", "--tokens", "12", "--json"])  # fmt: skip
+    rows = {row["what"]: row for row in last_line(capsys.readouterr().out)["rows"]}
+    assert code in (0, 3)
+    forced = rows["50 %, belady, forced admission"]
+    assert forced["value"] <= forced["limit"] == pytest.approx(rows["50 %, belady"]["value"])
+    for policy in ("lru", "lfru"):
+        rate = rows[f"50 %, {policy}, none: hit rate"]
+        assert 0 < rate["value"] <= rate["limit"] == pytest.approx(forced["value"])
+        wait = rows[f"50 %, {policy}, next_gate: I/O wait"]
+        assert wait["peer"] == "none" and wait["unit"] == "ms/token" and wait["limit"] >= 0
+        assert rows[f"50 %, {policy}, next_gate: recall"]["value"] > 50
+        assert rows[f"math alone, 50 %, {policy}"]["share"] <= 1

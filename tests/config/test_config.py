@@ -28,7 +28,9 @@ def test_every_promised_key_exists_with_its_facts() -> None:
     for name in KEYS:
         assert name in Config.model_fields
         assert Config.model_fields[name].description and Config.fact(name, "section")
-    assert set(Config.live_keys()) == {"expert_cache_bytes", "pace", "max_batch_size", "prefill_chunk"}
+    assert set(Config.live_keys()) == {
+        "expert_cache_bytes", "eviction_policy", "pace", "max_batch_size", "prefill_chunk",
+    }  # fmt: skip
     properties = json.loads(json.dumps(Config.model_json_schema()))["properties"]
     assert properties["kv_cache_max_slots"]["default"] == 2048
     assert properties["expert_cache_bytes"]["live"] and properties["expert_cache_bytes"]["unit"] == "bytes"
@@ -56,10 +58,18 @@ def test_sizes(text: object, size: int) -> None:
         ({"backend": "gpu"}, "backend"),
         ({"pace": 0}, "pace"),
         ({"router": "magic"}, "neither softmax, int8_lut, bit_level, two_stage nor an object with select()"),
-        ({"eviction_policy": 3}, "neither lru nor an object with hit(), admit(), victim(), forget()"),
-        ({"eviction_policy": LRU}, "neither lru nor an object with"),
-        ({"eviction_policy": Softmax(2, True)}, "neither lru nor an object with"),
         ({"router": Softmax}, "two_stage nor an object with select()"),
+        (
+            {"eviction_policy": 3},
+            "neither lru, lfu, lfru, slru, least_stale nor an object with hit(), admit(), victim(), forget()",
+        ),
+        ({"prefetcher": "psychic"}, "neither none, neighbour, history, next_gate nor an object with guess()"),
+        ({"prefetcher": 3}, "neither none, neighbour, history, next_gate nor an object with guess()"),
+        ({"pin_after_tokens": 0}, "greater than or equal to 1"),
+        ({"pin_max_share": 1.5}, "less than or equal to 1"),
+        ({"expert_prefetch_pages": -1}, "greater than or equal to 0"),
+        ({"eviction_policy": LRU}, "least_stale nor an object with"),
+        ({"eviction_policy": Softmax(2, True)}, "least_stale nor an object with"),
         ({"model_path": 3}, "model_path"),
         ({"router_quant_bits": 8}, "router 'softmax' has no codes"),
         ({"router_quant_bits": 9, "router": "bit_level"}, "router 'bit_level' has no codes"),
@@ -81,11 +91,6 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
         ("backend", "sim"),
         ("engine_mode", "async"),
         ("batch_adapt_interval_ms", 500),
-        ("eviction_policy", "lfru"),
-        ("prefetcher", "next_gate"),
-        ("expert_prefetch_pages", 4),
-        ("pin_after_tokens", 100),
-        ("pin_max_share", 0.5),
         ("io_priority", "low"),
         ("cpu_affinity_mask", 3),
         ("attention", "expert_local"),

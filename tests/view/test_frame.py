@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from colibri_lab.events import PageKind
 from colibri_lab.view.frame import board_frame, pack, prose_block, smallest, unpack
 from colibri_lab.view.run import RunView
 from tests.widgets.fake import FakeEngine
@@ -53,6 +54,7 @@ def test_a_frame_says_what_the_view_holds():
     peak, unit = header["peak"], header["unit_us"]
     np.testing.assert_allclose((arrays["cell"] & 63) / 63 * peak, view.experts.share, atol=peak / 126 + 1e-4)
     np.testing.assert_array_equal(arrays["cell"] >> 6 & 1, view.experts.resident)
+    assert arrays["mark"].size == 0, "nobody is pinned or was read ahead"
     columns = view.timeline.columns[-160:]
     np.testing.assert_allclose(arrays["stage"] * unit * 1000, columns["stages_ns"], atol=unit * 501)
     np.testing.assert_array_equal(arrays["count"][:, 0], columns["faults"])
@@ -95,3 +97,22 @@ def test_a_frame_is_small(shape, most_bytes):
             board_frame(view, {"state": "generating"}, 255)
             best = min(best, time.thread_time() - begin)
         assert best < 3e-3  # 0.6 ms on an idle machine
+
+
+def test_pins_and_guesses_are_marked():
+    from colibri_lab.telemetry import Telemetry
+    from colibri_lab.view.svg import experts_panel
+
+    telemetry = Telemetry(3, 6, 2)
+    view, cursor = RunView(3, 6, 2, {}), telemetry.cursor()
+    told = [(PageKind.FAULT, 0, 1), (PageKind.PREFETCH, 0, 2), (PageKind.PREFETCH, 2, 5), (PageKind.PIN, 0, 1)]
+    told += [(PageKind.PIN, 1, 0), (PageKind.UNPIN, 1, 0), (PageKind.EVICT, 2, 5)]
+    for t, (kind, layer, expert) in enumerate(told):
+        telemetry.page(t, kind, layer, expert, 1, 0, 0)
+    view.drain(telemetry, cursor)
+    header, arrays = unpack(board_frame(view, {}, -1)[0])
+    assert header["L"] == 3 and arrays["mark"].shape == (3, 6)
+    assert np.argwhere(arrays["mark"] & 1).tolist() == [[0, 1]]
+    assert np.argwhere(arrays["mark"] & 2).tolist() == [[0, 2]]
+    panel = experts_panel(view)
+    assert "pinned 1 (corner)" in panel and "read ahead 1 (corner)" in panel

@@ -24,17 +24,19 @@ class ExpertsPanel {
     return {kind: "expert", layer: (at.layer + dy + f.L) % f.L, expert: (at.expert + dx + f.E) % f.E};
   }
   describe(f, layer, expert) {
-    const cell = f.a.cell[layer * f.E + expert], share = (cell & 63) / 63 * f.peak;
+    const i = layer * f.E + expert, cell = f.a.cell[i], mark = f.a.mark[i], share = (cell & 63) / 63 * f.peak;
     return `layer ${layer}, expert ${expert}: ${percent(share)} of the last ${f.window} tokens, ` +
-      (cell & 128 ? "read from disk just now" : cell & 64 ? "in memory" : "on disk");
+      (cell & 128 ? "read from disk just now" : cell & 64 ? "in memory" : "on disk") +
+      (mark & 1 ? ", pinned" : "") + (mark & 2 ? ", read ahead" : "");
   }
   draw(f) {
     this.layout(f);
     const {L, E} = f, cell = f.a.cell, {left, top, w, h: high} = this.grid, theme = this.board.theme;
-    let hot = 0, memory = 0, fresh = 0;
+    let hot = 0, memory = 0, fresh = 0, pinned = 0, ahead = 0;
     for (let i = 0; i < cell.length; i++) {
       if ((cell[i] & 63) > (cell[hot] & 63)) hot = i;
       memory += cell[i] >> 6 & 1; fresh += cell[i] >> 7;
+      pinned += f.a.mark[i] & 1; ahead += f.a.mark[i] >> 1 & 1;
     }
     const g = this.surface.begin(`Experts: ${L} layers of ${E}. ${memory} of ${L * E} in memory. Busiest: ` + this.describe(f, hot / E | 0, hot % E));
     const gap = w > 14 && high > 12 ? 2 : w > 5 && high > 5 ? 1 : 0, ring = w > 9 && high > 8;
@@ -43,6 +45,9 @@ class ExpertsPanel {
       const v = cell[l * E + e], x = left + e * w, y = top + l * high, cw = w - gap, ch = high - gap;
       g.fillStyle = CIVIDIS[v & 63];
       g.fillRect(x, y, gap ? cw : w + 0.3, gap ? ch : high + 0.3);
+      const mark = f.a.mark[l * E + e], corner = Math.min(5, cw / 3, ch / 3);
+      if (mark & 1) { g.fillStyle = theme.fg; g.fillRect(x + cw - corner, y, corner, corner); }
+      if (mark & 2) { g.fillStyle = HIT; g.fillRect(x, y, corner, corner); }
       if (!(v & 192)) continue;
       if (ring) {
         g.lineWidth = edge; g.strokeStyle = v & 128 ? FAULT : MEMORY;
@@ -56,7 +61,8 @@ class ExpertsPanel {
     this.marks(g, f);
     put(this.sub, `share of the last ${many(f.window, "token")}, brightest ${percent(f.peak)}`);
     setLegend(this.legend, [["busy", CIVIDIS[63]], ["idle", CIVIDIS[4]], [`in memory ${memory}`, MEMORY, "ring"],
-      [`on disk ${L * E - memory}`, theme.line, "ring"], [`read just now ${fresh}`, FAULT, "ring"]]);
+      [`on disk ${L * E - memory}`, theme.line, "ring"], [`read just now ${fresh}`, FAULT, "ring"],
+      ...(pinned ? [[`pinned ${pinned} (right corner)`, theme.fg]] : []), ...(ahead ? [[`read ahead ${ahead} (left corner)`, HIT]] : [])]);
     const at = this.board.focus;
     put(this.readout, at && at.kind === "expert" ? this.describe(f, at.layer, at.expert) : "");
   }

@@ -1,0 +1,94 @@
+"""A cache without bytes: replays accesses under a policy and counts what the engine would have counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from colibri_lab.analysis.accesses import Accesses
+from colibri_lab.analysis.belady import belady
+from colibri_lab.dispatch.waves import Dispatcher
+from colibri_lab.pager.pins import Pins
+from colibri_lab.pager.policies import make_policy
+from colibri_lab.pager.policy import Policy
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Experts found in memory, read, and thrown out."""
+
+    hits: int
+    faults: int
+    evictions: int
+    pin_hits: int = 0  # of the hits
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.hits + self.faults)
+
+
+def simulate(trace: Accesses, capacity: int, policy: str | Policy = "lru", room: int | None = None,
+             pin_after: int | None = None, pin_share: float = 0.25) -> Counts:  # fmt: skip
+    """Replay a trace in a cache of `capacity` experts. room: experts asked for at once, none: the capacity.
+
+    policy: a name of pager.policies, an object, `belady` (no cache does better: what would come again latest stays out)
+    or `belady_forced` (the best for a cache that has to take in whatever is asked for, as the engine's does). Pins as
+    in pager.pins; Belady needs none.
+    """
+    room = room or capacity
+    if policy in ("belady", "belady_forced"):
+        waves = [[layer * trace.experts + e for e in wanted] for layer, wanted in trace.waves(room)]
+        return Counts(*belady(waves, capacity, forced=policy == "belady_forced"))
+    layers = {layer for step in trace.steps for layer, _ in step}
+    chosen = make_policy(policy, trace.experts, len(layers) * trace.top_k)
+    pins = Pins(pin_after, pin_share, (max(layers, default=0) + 1) * trace.experts) if pin_after else None
+    if pins:
+        pins.limit(capacity, trace.top_k)
+    split = Dispatcher(trace.experts, trace.top_k).split
+    cache = _Cache(chosen, capacity, pins)
+    for i, step in enumerate(trace.steps):
+        decode = bool(trace.decode and trace.decode[i])
+        if pins and decode:
+            for key in pins.next_token():
+                chosen.admit(key)
+        for layer, rows in step:
+            pinned = len(pins.held) if pins else 0
+            for _, _, wanted in split(rows, min(room, capacity - pinned)):
+                cache.ask([layer * trace.experts + expert for expert in wanted], decode)
+    return Counts(cache.hits, cache.faults, cache.evictions, cache.pin_hits)
+
+
+class _Cache:
+    def __init__(self, policy: Policy, capacity: int, pins: Pins | None) -> None:
+        self._policy, self._capacity, self._pins = policy, capacity, pins
+        self._resident: set[int] = set()
+        self.hits = self.faults = self.evictions = self.pin_hits = 0
+
+    def ask(self, keys: list[int], decode: bool) -> None:
+        policy, resident, pins = self._policy, self._resident, self._pins
+        missing = [key for key in keys if key not in resident]
+        for key in keys:
+            if pins and key in pins.held:
+                self.pin_hits += 1
+            elif key in resident:
+                policy.hit(key)
+        for i in range(len(missing)):
+            if len(resident) + i >= self._capacity:
+                victim = policy.victim(set(keys))
+                policy.forget(victim)
+                resident.remove(victim)
+                self.evictions += 1
+        for key in missing:
+            policy.admit(key)
+        resident.update(missing)
+        self.faults += len(missing)
+        self.hits += len(keys) - len(missing)
+        for key in keys if pins and decode else ():
+            if pins and pins.used(key):
+                policy.forget(key)
+
+
+def miss_ratios(trace: Accesses, capacities: Sequence[int], policies: Sequence[str],
+                simulated: Callable[..., Counts] = simulate) -> dict[str, list[float]]:  # fmt: skip
+    """Miss-ratio curves: for each policy the share of faults at each capacity (experts)."""
+    return {name: [1.0 - simulated(trace, c, name).hit_rate for c in capacities] for name in policies}

@@ -1,0 +1,137 @@
+"""Each prefetcher and the pins inside the engine: the counters prove them, the tokens stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from colibri_lab.config import PREFETCH
+from colibri_lab.engine.engine import Engine
+from colibri_lab.errors import PagerError
+from colibri_lab.ops.types import Rows
+from colibri_lab.pager.prefetchers import NextGate
+from colibri_lab.paths import embedded_model
+from tests.makers import make
+
+PROMPT = "The young lady"
+Load = Callable[..., Engine]
+
+
+def load(**settings: Any) -> Engine:
+    return Engine.load(embedded_model(), **({"threads": 1, "expert_cache_bytes": "3MiB"} | settings))
+
+
+def run(tokens: int = 60, **settings: Any) -> tuple[list[int], dict[str, float]]:
+    with load(**settings) as engine:
+        said = [token.id for token in engine.generate(PROMPT, max_tokens=tokens)]
+        assert engine.describe()["prefetcher"] == settings.get("prefetcher", "none")
+        return said, engine.counters()["pager"]
+
+
+def test_each_prefetcher_reads_ahead_and_changes_no_token() -> None:
+    runs = {name: run(prefetcher=name) for name in PREFETCH}
+    assert len({tuple(said) for said, _ in runs.values()}) == 1
+    for name, (_, c) in runs.items():
+        assert (c["prefetch_issued"] > 0) == (c["prefetch_bytes"] > 0) == (name != "none")
+        assert c["prefill_hits"] + c["decode_hits"] == c["hits"] and c["decode_faults"] > 0
+    assert runs["next_gate"][1]["decode_prefetch_recall"] > 0.6
+    assert 0.4 < runs["history"][1]["decode_prefetch_recall"] < runs["next_gate"][1]["decode_prefetch_recall"]
+    assert runs["next_gate"][1]["prefetch_hits"] + runs["next_gate"][1]["prefetch_late"] > 100
+    assert "decode_prefetch_recall" not in runs["none"][1]
+
+
+def test_pages_limit_a_guess() -> None:
+    issued = [run(prefetcher="next_gate", expert_prefetch_pages=n)[1]["prefetch_issued"] for n in (0, 1, None)]
+    assert issued[0] == 0 < issued[1] < issued[2]
+
+
+def test_next_gate_is_the_next_router_on_this_hidden_state() -> None:
+    with load(prefetcher="next_gate") as engine:
+        seen: list[tuple[int, np.ndarray, list[list[int]], Any]] = []
+        prefetcher = engine._parts.ahead._prefetcher
+        guess, rows, weights = prefetcher.guess, engine._parts.rows, engine._parts.file.weights()
+
+        def spy(layer: int, chosen: Sequence[Sequence[int]], missing: Sequence[int]) -> Any:
+            answer = guess(layer, chosen, missing)
+            seen.append((layer, rows.x[: len(chosen)].copy(), [list(row) for row in chosen], answer))
+            return answer
+
+        prefetcher.guess = spy
+        list(engine.generate(PROMPT, max_tokens=20))
+    assert {layer for layer, *_ in seen} == set(range(8))
+    for layer, x, _, (target, experts) in seen:
+        if layer == 7:
+            assert not experts
+            continue
+        after = weights.layers[layer + 1]
+        normed = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + weights.norm_eps) * after.post_norm
+        wanted = np.argsort(-(normed @ after.gate.T), axis=1, kind="stable")[:, :2]
+        assert target == layer + 1
+        if len(x) == 1:
+            assert list(experts) == wanted[0].tolist()
+        else:
+            assert set(experts) == set(wanted.ravel().tolist())
+
+
+def test_the_guess_waits_for_a_shared_expert(tmp_path: Any) -> None:
+    from colibri_lab.convert import convert
+
+    path = convert(make("qwen2_moe", 7).save(tmp_path / "hf"), tmp_path / "out", quantize="fp32")
+    with Engine.load(path, prefetcher="next_gate", precision="exact", threads=1) as engine:
+        transformer = engine._parts.transformer
+        assert transformer._late is engine._parts.ahead and transformer._early is None
+        engine.settings.expert_cache_bytes = engine.describe()["expert_cache_least_bytes"] * 2
+        states: list[bytes] = []
+        computed: list[bytes] = []
+        look, ffn, rows = transformer._late.look, transformer.backend.expert_ffn, engine._parts.rows
+
+        def after(layer: int, n: int, first: int, last: int) -> None:
+            ffn(layer, n, first, last)
+            computed.append(rows.x[:n].tobytes())
+
+        def watch(layer: int, chosen: Sequence[Sequence[int]]) -> None:
+            states.append(rows.x[: len(chosen)].tobytes())
+            assert states[-1] == computed[-1], "the hidden state holds the shared expert's output already"
+            look(layer, chosen)
+
+        transformer._late.look, transformer.backend.expert_ffn = watch, after
+        list(engine.generate([3, 4, 5], max_tokens=8))
+        assert states and engine.counters()["pager"]["prefetch_issued"] > 0
+    assert not NextGate(Rows.allocate(1, 4, 4, 2, 8), load_weights()).after_experts
+
+
+def load_weights() -> Any:
+    with load() as engine:
+        return engine._parts.file.weights()
+
+
+def test_pins_are_counted_and_change_no_token() -> None:
+    plain, before = run(tokens=80, pin_after_tokens=None)
+    pinned, c = run(tokens=80, pin_after_tokens=3)
+    assert plain == pinned and before["pin_hits"] == before["pins"] == 0
+    assert c["pins"] > 0 and c["pin_hits"] > 0
+    _, capped = run(tokens=80, pin_after_tokens=3, pin_max_share=0.05)
+    assert 0 < capped["pin_hits"] < c["pin_hits"] and capped["pinned"] <= 2
+    assert run(tokens=20, pin_after_tokens=3, pin_max_share=0)[1]["pins"] == 0
+
+
+def test_a_foreign_prefetcher() -> None:
+    class Same:
+        """Guesses that the next layer uses the same numbers."""
+
+        def guess(self, layer: int, chosen: Sequence[Sequence[int]], missing: Sequence[int]) -> Any:
+            return (layer + 1) % 8, list(chosen[-1])
+
+    class Wrong:
+        def guess(self, layer: int, chosen: Sequence[Sequence[int]], missing: Sequence[int]) -> Any:
+            return layer, [99]
+
+    plain, _ = run(tokens=10)
+    with load(prefetcher=Same()) as engine:
+        assert [t.id for t in engine.generate(PROMPT, max_tokens=10)] == plain
+        assert engine.counters()["pager"]["prefetch_issued"] > 0 and engine.describe()["prefetcher"] == "Same"
+    with load(prefetcher=Wrong()) as engine, pytest.raises(PagerError, match="expert 99 of layer 0: there are 16"):
+        list(engine.generate(PROMPT, max_tokens=2))
