@@ -260,6 +260,7 @@ from colibri_lab.engine import Engine
 dice, stop = random.Random(1), threading.Event()
 
 def storm():
+    stop.wait(0.1)  # the main thread may still be inside thread.start()
     while not stop.wait(dice.random() * 0.02):
         os.kill(os.getpid(), signal.SIGINT)
 
