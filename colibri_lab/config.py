@@ -106,8 +106,11 @@ class Config(BaseModel):
     )
     prefetcher: Any = key(
         "none",
-        "which experts are read before they are asked for: none, neighbour, history, next_gate or a Prefetcher object",
+        "which experts are read before they are asked for: none, neighbour, history, next_gate, several as "
+        "next_gate+history (most trusted first), or a Prefetcher object; a new one in a running engine begins "
+        "without history",
         section="pager",
+        live=True,
     )
     expert_prefetch_pages: int | None = key(
         None,
@@ -236,7 +239,7 @@ class Config(BaseModel):
             value = getattr(self, name)
             if name == "router" and isinstance(value, str) and plugins.known(value, plugins.ROUTERS):
                 continue
-            if name == "prefetcher" and value is None:
+            if name == "prefetcher" and (value is None or several(value)):
                 continue
             able = not isinstance(value, type) and all(callable(getattr(value, method, None)) for method in methods)
             if value not in names if isinstance(value, str) else not able:
@@ -265,6 +268,12 @@ class Config(BaseModel):
             rows.append("<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>")
         head = "".join(f"<th>{h}</th>" for h in ("key", "value", "unit", "", "what it does"))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def several(prefetcher: object) -> bool:
+    """Whether it names prefetchers that work together, each once: "next_gate+history"."""
+    names = prefetcher.split("+") if isinstance(prefetcher, str) else []
+    return len(names) > 1 and len(set(names)) == len(names) and set(names) <= {*PREFETCH} - {"none"}
 
 
 def unknown(name: object) -> str:

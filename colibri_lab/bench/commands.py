@@ -117,7 +117,7 @@ def paging_command(
     shape: Annotated[str, typer.Option(help="embedded, or random weights: nano, m0, m1, m2 (2 GB)")] = "embedded",
     budgets: Annotated[str, typer.Option(help="per cent of all experts, by commas")] = "25,50,75",
     policies: Annotated[str, typer.Option(help="eviction policies, by commas; all")] = "all",
-    prefetchers: Annotated[str, typer.Option(help="by commas; all")] = "all",
+    prefetchers: Annotated[str, typer.Option(help="by commas, as none,next_gate,next_gate+history; all")] = "all",
     tokens: Annotated[int, typer.Option(min=1, help="written after each text's beginning; shapes: read")] = 96,
     rounds: Annotated[int, typer.Option(min=1, help="runs of each setting; medians of them")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="compute threads")] = 1,

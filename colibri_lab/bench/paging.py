@@ -21,7 +21,7 @@ from colibri_lab.bench.quality import documents
 from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import Shape
 from colibri_lab.bench.traffic import Traffic, texts, zipf_markov
-from colibri_lab.config import EVICTION, PREFETCH
+from colibri_lab.config import EVICTION, PREFETCH, several
 from colibri_lab.memory import Region
 from colibri_lab.pager.transfer import Job, Transfer
 
@@ -200,7 +200,7 @@ def disk_rate(path: str | Path, seconds: float = 1.0) -> float:
 def _check(plan: Plan) -> None:
     for option, given, known in (("policies", plan.policies, EVICTION), ("prefetchers", plan.prefetchers, PREFETCH)):
         for name in given:
-            if name not in known:
+            if name not in known and not (known is PREFETCH and several(name)):
                 raise ValueError(f"--{option} {name!r} is none of {', '.join(known)}")
     for share in plan.budgets:
         if not 2 <= share <= 100:

@@ -39,7 +39,7 @@ class Engine:
         p = parts
         limits = {"max_batch_size": p.config.max_batch_size, "prefill_chunk": p.config.prefill_chunk}
         self._board = Board(p.config, limits, p.pager.check)
-        self._stepper = Stepper(self._board, p.transformer, p.pager, p.kv, p.telemetry)
+        self._stepper = Stepper(self._board, p.transformer, p.pager, p.ahead, p.kv, p.telemetry)
         self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.due)
         self._one_evaluation = threading.Lock()  # there is one spare seat for logits and perplexity
         self._numbers = iter(range(1, 1 << 32))
@@ -118,7 +118,7 @@ class Engine:
                 "sequences_started": s.started,
                 "sequences_finished": s.finished,
             },
-            "pager": p.pager.counters() | (p.ahead.counters() if p.ahead else {}),
+            "pager": p.pager.counters() | p.ahead.counters(),
             "kv": p.kv.counters(),
             "router": {"selections": dispatch["rows"] // max(1, p.top_k), **routing_counts(p)},
             "dispatch": dispatch,
@@ -148,7 +148,8 @@ class Engine:
         return self._parts.file.spec
 
     def close(self) -> None:
-        """Stop sessions and threads, close the file; idempotent. Iterators still open raise EngineClosed."""
+        """Stop sessions and threads, close the file; idempotent. Iterators still open and settings written afterwards
+        raise EngineClosed."""
         if self._closed:
             return
         for session in list(self._sessions):
@@ -156,7 +157,7 @@ class Engine:
         with self._turn.take():
             if self._closed:
                 return
-            self._closed = self._stepper.closed = True
+            self._closed = self._stepper.closed = self._board.closed = True
             batcher = self._stepper.batcher
             for request in [*batcher.running, *batcher.waiting, *batcher.incoming]:
                 self._stepper.finish(request, Reason.CANCELLED)

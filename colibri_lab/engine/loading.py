@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..ops.select import choose_backend
 from ..ops.types import Backend, Rows
 from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
-from ..pager.prefetchers import make_prefetcher
+from ..pager.prefetchers import make_prefetchers
 from ..pager.transfer import Transfer
 from ..router.hook import RouterHook
 from ..router.settle import settle_router, settle_weights
@@ -48,7 +49,7 @@ class Parts:
     routing: Routing
     top_k: int
     rounded: int  # router weights that router_dtype changed
-    ahead: Lookahead | None
+    ahead: Lookahead
     transformer: Transformer
     telemetry: Any
     max_positions: int
@@ -122,7 +123,6 @@ def build(config: Config) -> Parts:
             layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=top_k, pages=file.expert_pages,
             budget=config.expert_cache_bytes, policy=config.eviction_policy, transfer=transfer, on_page=on_page,
             pin_after=config.pin_after_tokens, pin_share=config.pin_max_share,
-            prefetch=config.prefetcher not in (None, "none"),
         )  # fmt: skip
         capacity = config.max_batch_size + config.prefill_chunk
         rows = Rows.allocate(capacity, spec.hidden_size, spec.experts, top_k, spec.vocab_size)
@@ -140,9 +140,11 @@ def build(config: Config) -> Parts:
         backend.bind(weights, pool, pager.arrays, rows)
         router = None if foreign is None else RouterHook(foreign, rows, routing if config.router_audit else None)
         dispatcher = Dispatcher(spec.experts, top_k)
-        prefetcher = make_prefetcher(config.prefetcher, rows, weights)
-        ahead = None if prefetcher is None else Lookahead(pager, prefetcher, config.expert_prefetch_pages)
-        transformer = Transformer(backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead)
+        ahead = Lookahead(pager, partial(make_prefetchers, rows=rows, weights=weights), config.expert_prefetch_pages)
+        ahead.follow(config.prefetcher)
+        transformer = Transformer(
+            backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead if ahead.active else None
+        )
         stack.pop_all()
     return Parts(
         config,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import Config, unknown
-from ..errors import ConfigError
+from ..errors import ConfigError, EngineClosed
 
 
 class Board:
@@ -19,9 +19,12 @@ class Board:
         self._limits, self._check_budget = limits, check_budget
         self._lock = threading.Lock()
         self._pending: dict[str, Any] = {}
+        self.closed = False  # nobody takes anything over any more
 
     def set(self, values: dict[str, Any]) -> None:
-        """Check and keep; ConfigError names the key, and nothing is kept then."""
+        """Check and keep; ConfigError names the key, and nothing is kept then. EngineClosed after the engine's end."""
+        if self.closed:
+            raise EngineClosed(f"settings: {', '.join(values)}: the engine is closed; load it anew with this setting")
         for name in values:
             if name not in Config.model_fields:
                 raise ConfigError(f"settings: {unknown(name)}")

@@ -14,6 +14,7 @@ from ..events import Phase, SequenceKind
 from ..kv.cache import KVCache
 from ..model.transformer import Transformer
 from ..ops.types import NonFiniteLogits
+from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
 from ..pager.policies import policy_name
 from .batcher import Batcher
@@ -27,10 +28,11 @@ PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)  # NumPy takes plain int
 class Stepper:
     """Advances all running requests. Called by one thread at a time; between two calls everything is consistent."""
 
-    def __init__(self, board: Board, transformer: Transformer, pager: Pager, kv: KVCache, telemetry: Any) -> None:
+    def __init__(self, board: Board, transformer: Transformer, pager: Pager, ahead: Lookahead, kv: KVCache,
+                 telemetry: Any) -> None:  # fmt: skip
         self._board = board
         self.config = board.config  # replaced as a whole at token boundaries
-        self.transformer, self.pager, self.kv, self.telemetry = transformer, pager, kv, telemetry
+        self.transformer, self.pager, self.ahead, self.kv, self.telemetry = transformer, pager, ahead, kv, telemetry
         self.closed = False  # the backend is gone: no step may run
         self.batcher = Batcher()
         self.abandoned: deque[Request] = deque()  # appended to by any thread, even by a garbage collector
@@ -52,6 +54,10 @@ class Stepper:
         if "eviction_policy" in changed:
             self.pager.follow(changed["eviction_policy"])
             changed["eviction_policy"] = policy_name(changed["eviction_policy"])
+        if "prefetcher" in changed:
+            self.ahead.follow(changed["prefetcher"])
+            self.transformer.follow(self.ahead if self.ahead.active else None)
+            changed["prefetcher"] = policy_name(changed["prefetcher"] or "none")
         if changed:
             self.telemetry.note("settings", changed)
 

@@ -64,15 +64,19 @@ class Transformer:
         self.backend, self.rows, self.pager, self.kv = backend, rows, pager, kv
         self._experts = rows.router_logits.shape[1]
         self._dispatch, self._router, self._sparse = dispatch, router, tuple(sparse)
-        late = ahead is not None and ahead.after_experts
-        self._early: Ahead | None = None if late else ahead
-        self._late: Ahead | None = ahead if late else None
+        self.follow(ahead)
         shape = (len(self._sparse), *rows.experts.shape)
         self.route: NDArray[np.int32] = np.full(shape, NO_EXPERT, np.int32)  # [L, R, k] choices of the step
         self.gate: NDArray[np.float32] = np.zeros(shape, np.float32)  # [L, R, k] their weights
         self._views: dict[int, Views] = {}
         self.attention_ns = self.io_ns = self.experts_ns = 0
         self.pressed: list[object] = []  # interrupts that wait for a safe place; see engine.interrupt
+
+    def follow(self, ahead: Ahead | None) -> None:
+        """Whom to tell of the experts that each layer chose: before they compute, or after; None: nobody."""
+        late = ahead is not None and ahead.after_experts
+        self._early: Ahead | None = None if late else ahead
+        self._late: Ahead | None = ahead if late else None
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """Rows [0, n) through all layers; rows.token, .position, .seat are set, rows of a seat in order of position."""

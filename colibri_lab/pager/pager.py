@@ -13,7 +13,7 @@ from ..errors import ConfigError, PagerError
 from ..events import PageKind
 from ..memory import free_memory
 from ..ops.types import ExpertPages
-from .ahead import PREFETCH_COUNTERS, Ahead
+from .ahead import Ahead
 from .frames import Frames
 from .phases import PhaseSplit
 from .pins import Pins
@@ -46,7 +46,7 @@ class Pager:
         self.context = 1  # positions of its longest sequence
         most = sum(sparse) * experts
         self.frames = Frames(pages, most, 0, poison)
-        self.ahead = Ahead(self.frames, transfer) if prefetch else None
+        self.ahead, self._guesses = Ahead(self.frames, transfer), prefetch
         self.missed: list[int] = []  # experts of the running layer that were not in memory, for prefetchers
         self._pins = Pins(pin_after, pin_share, layers * experts) if pin_after else None
         self._pinned: Container[int] = self._pins.held if self._pins else ()
@@ -81,7 +81,7 @@ class Pager:
     @property
     def all_bytes(self) -> int:
         """Bytes read so far, asked for or ahead."""
-        return self.bytes_read + (self.ahead.bytes if self.ahead else 0)
+        return self.bytes_read + self.ahead.bytes
 
     @property
     def direct(self) -> bool:
@@ -130,14 +130,14 @@ class Pager:
             for expert in missing:
                 if self.resident + len(taken) >= self._keep:
                     self._evict(busy)
-                flight = self.ahead.take(base + expert) if self.ahead else None
+                flight = self.ahead.take(base + expert)
                 if flight is not None and not flight.cancel():
                     flying.append(flight)
                     if flight.landed:
                         guessed.add(expert)
                     taken.append((expert, flight.run))
                     continue
-                if flight is None and not self.frames.free and self.ahead:
+                if flight is None and not self.frames.free:
                     self.ahead.drop(wait=True)
                 run = self.frames.take() if flight is None else flight.run
                 taken.append((expert, run))
@@ -164,8 +164,8 @@ class Pager:
         self.hits += len(guessed)
         self.bytes_read += len(jobs) * self.frames.run_bytes
         self.wait_ns += wait
-        if self.ahead:
-            self.ahead.bytes += len(flying) * self.frames.run_bytes
+        self.ahead.bytes += len(flying) * self.frames.run_bytes
+        if self._guesses:
             self.missed += missing
         if self.on_page:
             for expert in missing:
@@ -177,7 +177,6 @@ class Pager:
 
         PagerError for an expert that the model does not have.
         """
-        assert self.ahead is not None
         base = layer * self.experts
         for expert in experts:
             if not 0 <= expert < self.experts:
@@ -191,7 +190,7 @@ class Pager:
 
     def settle(self, layer: int) -> None:
         """All that the running step needs of this layer is known: guesses at it that are not read yet are cancelled."""
-        if self.ahead is not None and self.ahead.flights:
+        if self.ahead.flights:
             self.ahead.cancel(layer * self.experts, (layer + 1) * self.experts)
 
     def _pin(self, key: int, pin: bool) -> None:
@@ -226,6 +225,11 @@ class Pager:
                 policy.admit(key)
         self._policy = policy
 
+    def guess(self, wanted: bool) -> None:
+        """From now on some runs of frames are kept for guesses, or none; those on their way are given up."""
+        self._guesses = wanted
+        self.resize(self.budget)
+
     def check(self, budget: int) -> int:
         """The number of experts that a budget in bytes holds; ConfigError when one token's do not fit."""
         if budget < self.least:
@@ -243,11 +247,9 @@ class Pager:
     def resize(self, budget: int) -> None:
         """Change the budget between steps: experts leave by policy, the rest close up, memory returns to the system."""
         capacity = self.check(budget)
-        spare = 0  # runs that demand leaves to guesses: none where everything fits
-        if self.ahead is not None:
-            self.ahead.drain()
-            self.ahead.most = min(max(self.top_k, capacity // 16), capacity - self.top_k)
-            spare = min(self.ahead.most, self.frames.most - capacity)
+        self.ahead.drain()
+        self.ahead.most = min(max(self.top_k, capacity // 16), capacity - self.top_k) if self._guesses else 0
+        spare = min(self.ahead.most, self.frames.most - capacity)  # runs that demand leaves to guesses
         self._keep = capacity - spare
         if self._pins:
             self._pins.limit(self._keep, self.top_k)
@@ -272,29 +274,27 @@ class Pager:
         self._room = min(self._keep - pinned, max(self.top_k, WAVE // self.frames.run_bytes))
 
     def _moving(self) -> tuple[int, int, int, int]:
-        return self.faults, self.hits, self.ahead.hits if self.ahead else 0, self.wait_ns
+        return self.faults, self.hits, self.ahead.hits, self.wait_ns
 
     def counters(self) -> dict[str, int | float]:
-        pages, guessed = self.frames.pages, self.ahead.hits if self.ahead else 0
         return {
             "faults": self.faults,
             "hits": self.hits,
             "evictions": self.evictions,
             "bytes_read": self.all_bytes,
             "io_wait_s": self.wait_ns / 1e9,
-            "frames": self.frames.capacity * pages,
-            "frames_used": self.resident * pages,
+            "frames": self.frames.capacity * self.frames.pages,
+            "frames_used": self.resident * self.frames.pages,
             "budget_bytes": self.budget,
             "experts_resident": self.resident,
-            "policy_hits": self.hits - self.pin_hits - guessed,
+            "policy_hits": self.hits - self.pin_hits - self.ahead.hits,
             "pin_hits": self.pin_hits,
             "pinned": len(self._pins.held) if self._pins else 0,
             "pins": self.pin_events,
-            **(self.ahead.counters() if self.ahead else dict.fromkeys(PREFETCH_COUNTERS, 0)),
+            **self.ahead.counters(),
             **self._split.counters(self._moving()),
         }
 
     def close(self) -> None:
-        if self.ahead:
-            self.ahead.drain()
+        self.ahead.drain()
         self._transfer.close()

@@ -1,11 +1,11 @@
-"""What will be needed soon: `neighbour`, `history`, `next_gate`, and the protocol for your own.
+"""What will be needed soon: `neighbour`, `history`, `next_gate`, combinations, and the protocol for your own.
 
 Shapes: n rows of the step, k experts a row, E experts a layer, H hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ops.types import ModelWeights, Rows
+from .policies import policy_name
 
 Guess = tuple[int, Sequence[int]]  # (layer, its experts, most wanted first)
 
@@ -97,12 +98,14 @@ class NextGate:
         return target, [e for e in np.argsort(-votes, kind="stable").tolist() if votes[e]]
 
 
-def make_prefetcher(chosen: str | Prefetcher | None, rows: Rows, weights: ModelWeights) -> Prefetcher | None:
-    """A prefetcher by name, the object itself, or None for `none`."""
-    if chosen is None or chosen == "none":
-        return None
-    if chosen == "neighbour":
-        return Neighbour(weights.experts)
-    if chosen == "history":
-        return History([layer.gate is not None for layer in weights.layers], weights.experts, weights.top_k)
-    return NextGate(rows, weights) if chosen == "next_gate" else chosen  # type: ignore[return-value]
+def make_prefetchers(chosen: str | Prefetcher | None, rows: Rows, weights: ModelWeights) -> dict[str, Prefetcher]:
+    """The prefetchers of `chosen` by name, most trusted first: "next_gate+history" are two, "none" and None none."""
+    if not isinstance(chosen, str):
+        return {} if chosen is None else {policy_name(chosen): chosen}
+    sparse = [layer.gate is not None for layer in weights.layers]
+    make: dict[str, Callable[[], Prefetcher]] = {
+        "neighbour": lambda: Neighbour(weights.experts),
+        "history": lambda: History(sparse, weights.experts, weights.top_k),
+        "next_gate": lambda: NextGate(rows, weights),
+    }
+    return {name: make[name]() for name in chosen.split("+") if name != "none"}

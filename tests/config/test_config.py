@@ -29,7 +29,7 @@ def test_every_promised_key_exists_with_its_facts() -> None:
         assert name in Config.model_fields
         assert Config.model_fields[name].description and Config.fact(name, "section")
     assert set(Config.live_keys()) == {
-        "expert_cache_bytes", "eviction_policy", "pace", "max_batch_size", "prefill_chunk",
+        "expert_cache_bytes", "eviction_policy", "pace", "max_batch_size", "prefetcher", "prefill_chunk",
     }  # fmt: skip
     properties = json.loads(json.dumps(Config.model_json_schema()))["properties"]
     assert properties["kv_cache_max_slots"]["default"] == 2048
@@ -64,6 +64,10 @@ def test_sizes(text: object, size: int) -> None:
             "neither lru, lfu, lfru, slru, least_stale nor an object with hit(), admit(), victim(), forget()",
         ),
         ({"prefetcher": "psychic"}, "neither none, neighbour, history, next_gate nor an object with guess()"),
+        ({"prefetcher": "next_gate+psychic"}, "'next_gate+psychic' is neither none, neighbour"),
+        ({"prefetcher": "history+history"}, "'history+history' is neither none, neighbour"),
+        ({"prefetcher": "none+history"}, "'none+history' is neither none, neighbour"),
+        ({"prefetcher": "history+"}, "'history+' is neither none, neighbour"),
         ({"prefetcher": 3}, "neither none, neighbour, history, next_gate nor an object with guess()"),
         ({"pin_after_tokens": 0}, "greater than or equal to 1"),
         ({"pin_max_share": 1.5}, "less than or equal to 1"),

@@ -12,6 +12,7 @@ from colibri_lab.config import PREFETCH
 from colibri_lab.engine.engine import Engine
 from colibri_lab.errors import PagerError
 from colibri_lab.ops.types import Rows
+from colibri_lab.pager.lookahead import Lookahead
 from colibri_lab.pager.prefetchers import NextGate
 from colibri_lab.paths import embedded_model
 from tests.makers import make
@@ -40,7 +41,7 @@ def test_each_prefetcher_reads_ahead_and_changes_no_token() -> None:
     assert runs["next_gate"][1]["decode_prefetch_recall"] > 0.6
     assert 0.4 < runs["history"][1]["decode_prefetch_recall"] < runs["next_gate"][1]["decode_prefetch_recall"]
     assert runs["next_gate"][1]["prefetch_hits"] + runs["next_gate"][1]["prefetch_late"] > 100
-    assert "decode_prefetch_recall" not in runs["none"][1]
+    assert not any(c for name, c in runs["none"][1].items() if "prefetch" in name)
 
 
 def test_pages_limit_a_guess() -> None:
@@ -51,7 +52,7 @@ def test_pages_limit_a_guess() -> None:
 def test_next_gate_is_the_next_router_on_this_hidden_state() -> None:
     with load(prefetcher="next_gate") as engine:
         seen: list[tuple[int, np.ndarray, list[list[int]], Any]] = []
-        prefetcher = engine._parts.ahead._prefetcher
+        prefetcher = engine._parts.ahead._prefetchers["next_gate"]
         guess, rows, weights = prefetcher.guess, engine._parts.rows, engine._parts.file.weights()
 
         def spy(layer: int, chosen: Sequence[Sequence[int]], missing: Sequence[int]) -> Any:
@@ -101,6 +102,74 @@ def test_the_guess_waits_for_a_shared_expert(tmp_path: Any) -> None:
         list(engine.generate([3, 4, 5], max_tokens=8))
         assert states and engine.counters()["pager"]["prefetch_issued"] > 0
     assert not NextGate(Rows.allocate(1, 4, 4, 2, 8), load_weights()).after_experts
+
+
+def test_prefetchers_combine_and_each_is_counted() -> None:
+    """The gate knows nothing of the first layer of the next token; history does, and takes what the limit leaves."""
+    gate, both = (run(prefetcher=name)[1] for name in ("next_gate", "next_gate+history"))
+    assert both["decode_prefetch_recall_next_gate"] > both["decode_prefetch_recall_history"] > 0.4
+    assert abs(both["decode_prefetch_recall_next_gate"] - gate["decode_prefetch_recall"]) < 0.02
+    assert both["prefetch_issued"] > gate["prefetch_issued"]
+    said, three = run(prefetcher="next_gate+neighbour+history", expert_prefetch_pages=6)
+    assert said == run()[0] and 0 < three["decode_prefetch_recall_neighbour"] < 0.4
+
+
+def test_a_combination_shares_its_limit_and_reads_nothing_twice() -> None:
+    class Pager:
+        top_k, context, missed, resident, decode = 2, 1, [9], 0, True
+        frames = type("Frames", (), {"pages": 1, "most": 99})()
+        ahead = type("Ahead", (), {"most": 5})()
+
+        def __init__(self) -> None:
+            self.asked: list[tuple[int, list[int]]] = []
+
+        def guess(self, wanted: bool) -> None: ...
+
+        def settle(self, layer: int) -> None: ...
+
+        def prefetch(self, layer: int, experts: list[int]) -> None:
+            self.asked.append((layer, experts))
+
+    class Says:
+        def __init__(self, *answer: Any) -> None:
+            self.guess = lambda layer, chosen, missing: answer
+
+    pager = Pager()
+    parts = {"a": Says(1, [3, 4]), "b": Says(1, [4, 5]), "c": Says(0, [7, 8, 9])}
+    ahead = Lookahead(pager, lambda chosen: parts, 5)  # type: ignore[arg-type]
+    ahead.follow("a+b+c")
+    ahead.look(0, [[1, 2]])
+    assert pager.asked == [(1, [3, 4, 5]), (0, [7, 8])]
+    parts.clear()
+    ahead.look(1, [[4, 5]])
+    recall = {name: value for name, value in ahead.counters().items() if name.startswith("decode")}
+    assert recall == {"decode_prefetch_recall": 1, "decode_prefetch_recall_a": 0.5, "decode_prefetch_recall_b": 1,
+                      "decode_prefetch_recall_c": 0}  # fmt: skip
+
+
+def test_live_switch() -> None:
+    """None, one, several, none again, while text is written: each phase is counted, frames are given back."""
+
+    def said(order: tuple[Any, ...]) -> tuple[list[int], list[dict[str, float]]]:
+        ids, counts = [], []
+        with load(prefetcher=order[0]) as engine:
+            for i, token in enumerate(engine.generate(PROMPT, max_tokens=20 * len(order))):
+                ids.append(token.id)
+                if i % 20 == 19:
+                    counts.append(engine.counters()["pager"])
+                    engine.settings.prefetcher = order[min(i // 20 + 1, len(order) - 1)]
+            assert engine.describe()["prefetcher"] == (order[-1] or "none")
+            assert engine.telemetry.facts["settings"] == {"prefetcher": order[-1] or "none"}
+        return ids, counts
+
+    plain, _ = said(("none",) * 5)
+    ids, counts = said(("none", "history", "neighbour+next_gate", "next_gate", None))
+    assert ids == plain
+    issued = [c["prefetch_issued"] for c in counts]
+    assert 0 == issued[0] < issued[1] < issued[2] < issued[3] == issued[4]
+    assert [c["prefetcher_changes"] for c in counts] == [0, 1, 2, 3, 4]
+    assert counts[4]["frames_used"] == counts[4]["frames"] > counts[3]["frames_used"], "demand has all frames again"
+    assert counts[4]["decode_prefetch_recall_next_gate"] > 0.5
 
 
 def load_weights() -> Any:

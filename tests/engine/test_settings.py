@@ -13,7 +13,7 @@ import pytest
 
 from colibri_lab import Config
 from colibri_lab.engine import Engine
-from colibri_lab.errors import ConfigError
+from colibri_lab.errors import ConfigError, EngineClosed
 
 from .conftest import Load
 
@@ -79,6 +79,17 @@ def test_wrong_writes_change_nothing(load: Load) -> None:
     assert engine.settings.as_dict() == before
     with pytest.raises(AttributeError, match="did you mean pace"):
         engine.settings.paces  # noqa: B018
+
+
+def test_a_closed_engine_takes_no_settings(load: Load) -> None:
+    engine = load()
+    engine.close()
+    before = engine.settings.as_dict()
+    with pytest.raises(EngineClosed, match="settings: pace, prefill_chunk: the engine is closed; load it anew"):
+        engine.settings.set(pace=3, prefill_chunk=1)
+    with pytest.raises(EngineClosed, match="settings: prefetcher"):
+        engine.settings.prefetcher = "history"
+    assert engine.settings.as_dict() == before
 
 
 def test_pace(load: Load) -> None:

@@ -67,4 +67,4 @@ def check(pager: Pager, file: FakeFile) -> None:
     assert counters["experts_resident"] == resident
     assert resident == counters["faults"] + counters["prefetch_hits"] - counters["evictions"]
     assert counters["frames_used"] == resident * file.pages
-    assert pager.frames.free == pager.frames.capacity - resident - (len(pager.ahead.flights) if pager.ahead else 0)
+    assert pager.frames.free == pager.frames.capacity - resident - len(pager.ahead.flights)

@@ -16,7 +16,7 @@ from .poison import poisoned
 from .test_placement import alone, bits, examples, placed, together
 
 
-@pytest.mark.parametrize("prefetcher", PREFETCH)
+@pytest.mark.parametrize("prefetcher", (*PREFETCH, "next_gate+history+neighbour"))
 @pytest.mark.parametrize("policy", EVICTION)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_policy_and_no_prefetcher_changes_a_token(
