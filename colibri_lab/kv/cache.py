@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from time import perf_counter_ns as clock
 from typing import Any
@@ -12,21 +13,19 @@ from numpy.typing import NDArray
 from ..errors import SlotsExhausted
 from ..events import SlotKind
 from ..ops.types import KVPool
-from .rule import BASE, FirstExperts, PlacementRule
+from .rule import BASE, ByUse, PlacementRule
 from .slots import SlotPool
 
 
 class _Layer:
-    """One sequence's slots in one layer: owner -> slots, the last of which takes the next token."""
+    """One sequence's page table in one layer."""
 
-    __slots__ = ("base", "own")
+    __slots__ = ("bar", "slots", "uses")
 
     def __init__(self) -> None:
-        self.own: dict[int, list[int]] = {}
-        self.base: list[int] = []
-
-    def all(self) -> list[int]:
-        return [slot for slots in (*self.own.values(), self.base) for slot in slots]
+        self.slots: dict[int, list[int]] = {BASE: []}  # owner -> slots, the last of which takes the next token
+        self.uses: defaultdict[int, int] = defaultdict(int)  # tokens that an expert ranked first for
+        self.bar = 0  # an expert without slots that has no more uses than this overtakes nobody
 
 
 class KVCache:
@@ -40,7 +39,8 @@ class KVCache:
                  rule: PlacementRule | None = None, on_slot: Any = None) -> None:  # fmt: skip
         self.pool, self.slots, self.layers = pool, slots, layers
         self.on_slot = on_slot
-        self._rule = rule or FirstExperts()
+        self.rule = rule or ByUse()
+        self.base_slots = self.double_slots = self.rankings = self.promotions = self.entries_moved = 0
         self._dst = kv_dst
         self._tables: list[list[_Layer]] = [[] for _ in range(pool.where.shape[0])]
         self._sequence = [0] * len(self._tables)
@@ -58,7 +58,7 @@ class KVCache:
     def close(self, seat: int) -> None:
         """Give back all that a seat holds."""
         for layer, table in enumerate(self._tables[seat]):
-            for owner, slots in (*table.own.items(), (BASE, table.base)):
+            for owner, slots in table.slots.items():
                 for slot in slots:
                     self._release(seat, layer, owner, slot)
         self._tables[seat] = []
@@ -80,7 +80,10 @@ class KVCache:
         used: list[int] = []
         for seat, expert in zip(self._seats, first, strict=True):
             table = self._tables[seat][layer]
-            slots = table.own.get(expert) or self._slots_of(table, expert)
+            table.uses[expert] += 1
+            slots = table.slots.get(expert)
+            if slots is None:
+                slots = self._outsider(seat, layer, table, expert)
             slot = slots[-1] if slots else -1
             at = valid[slot].bit_length() if slots else size
             if at == size:
@@ -95,23 +98,73 @@ class KVCache:
         else:
             self._dst[: len(places)] = places
 
-    def _slots_of(self, table: _Layer, expert: int) -> list[int]:
-        owner = BASE if expert == BASE else self._rule.owner(table.own.keys(), expert)
-        return table.base if owner == BASE else table.own.get(owner, [])
+    def _outsider(self, seat: int, layer: int, table: _Layer, expert: int) -> list[int]:
+        """The slots of an expert that has none of its own: now it may get some, else the base slots."""
+        if len(table.slots) <= self.rule.own:  # BASE is one of them
+            return table.slots.setdefault(expert, [])
+        if table.uses[expert] > table.bar:
+            self._rank(seat, layer, table, expert)
+        return table.slots.get(expert, table.slots[BASE])
+
+    def _rank(self, seat: int, layer: int, table: _Layer, expert: int) -> None:
+        """Compare with the least used owner; who is overtaken leaves its slots to BASE. Entries move, no token does.
+
+        Owners' uses only rise, so between two calls `bar` may be too low and never too high.
+        """
+        self.rankings += 1
+        weakest = min((o for o in table.slots if o != BASE), key=table.uses.__getitem__)
+        table.bar = self.rule.bar(table.uses[weakest])
+        if table.uses[expert] <= table.bar:
+            return
+        moved = table.slots.pop(weakest)
+        table.slots[BASE][:0] = moved
+        table.slots[expert] = []
+        self.promotions += 1
+        self.entries_moved += len(moved)
+        self.base_slots += len(moved)
+        for slot in moved if self.on_slot else ():
+            self.on_slot(clock(), SlotKind.FREE, slot, self._sequence[seat], layer, weakest)
+            self.on_slot(clock(), SlotKind.ALLOC, slot, self._sequence[seat], layer, BASE)
 
     def _grow(self, seat: int, layer: int, table: _Layer, expert: int) -> int:
-        """Another slot for the owner; without a free one, room in any slot of this sequence and layer."""
-        owner = BASE if expert == BASE else self._rule.owner(table.own.keys(), expert)
-        slot = self.slots.take()
+        """A slot with room for the owner, now its last; without a free one, room in any slot of this layer."""
+        owner = expert if expert in table.slots else BASE
+        slots = table.slots[owner]
+        slot = self._room(slots)
         if slot >= 0:
-            (table.base if owner == BASE else table.own.setdefault(owner, [])).append(slot)
-            if self.on_slot:
-                self.on_slot(clock(), SlotKind.ALLOC, slot, self._sequence[seat], layer, owner)
+            slots.remove(slot)
+        elif (slot := self.slots.take()) >= 0:
+            if slots and owner != BASE and self._second(table, owner):
+                self._own(seat, layer, owner, slots, self.slots.take())
+                self.double_slots += 1
+            self._own(seat, layer, owner, slots, slot)
             return slot
-        for slot in table.all():
-            if self.slots.valid[slot].bit_length() < self.slots.size:
+        else:
+            return self._any_room(seat, table)
+        slots.append(slot)
+        return slot
+
+    def _second(self, table: _Layer, owner: int) -> bool:
+        """Whether an owner takes two slots at once: it is used much, and a quarter of the pool is there for others."""
+        mine = table.uses[owner], -owner
+        rank = sum((uses, -other) > mine for other, uses in table.uses.items() if other in table.slots)
+        return self.rule.slots(rank) > 1 and self.slots.free > self.slots.slots // 4
+
+    def _own(self, seat: int, layer: int, owner: int, slots: list[int], slot: int) -> None:
+        slots.append(slot)
+        self.base_slots += owner == BASE
+        if self.on_slot:
+            self.on_slot(clock(), SlotKind.ALLOC, slot, self._sequence[seat], layer, owner)
+
+    def _room(self, slots: list[int]) -> int:
+        """One of these slots that is not full, or -1: a spare one, or one that an overtaken expert left."""
+        return next((slot for slot in slots if self.slots.valid[slot].bit_length() < self.slots.size), -1)
+
+    def _any_room(self, seat: int, table: _Layer) -> int:
+        for slots in table.slots.values():
+            if (slot := self._room(slots)) >= 0:
                 return slot
-        held = sum(len(t.all()) for t in self._tables[seat])
+        held = sum(len(slots) for t in self._tables[seat] for slots in t.slots.values())
         raise SlotsExhausted(
             f"no KV slot left: all {self.slots.slots} slots of {self.slots.size} tokens are in use, "
             f"{held} of them by this request; raise kv_cache_max_slots, or run fewer requests at once",
@@ -123,13 +176,16 @@ class KVCache:
         size = self.slots.size
         for layer, table in enumerate(self._tables[seat]):
             kept = np.bincount(self.pool.where[seat, layer, :length] // size, minlength=self.slots.slots)
-            for owner, slots in (*table.own.items(), (BASE, table.base)):
+            for owner, slots in table.slots.items():
                 for slot in [s for s in slots if not kept[s]]:
                     slots.remove(slot)
                     self._release(seat, layer, owner, slot)
                 for slot in slots:
                     self.slots.valid[slot] = (1 << int(kept[slot])) - 1
-            table.own = {owner: slots for owner, slots in table.own.items() if slots}
+            table.slots = {owner: slots for owner, slots in table.slots.items() if slots or owner == BASE}
+            experts, uses = np.unique(self.pool.first[seat, layer, :length], return_counts=True)
+            table.uses = defaultdict(int, zip(experts.tolist(), uses.tolist(), strict=True))
+            table.bar = 0
 
     def slots_of_rows(self) -> NDArray[np.int32]:
         """int32 [n, L]: the slot that each row's K/V of the last step went to in each layer."""
@@ -141,13 +197,18 @@ class KVCache:
 
     def table(self, seat: int) -> list[dict[int, list[int]]]:
         """Per layer: owner -> slots, BASE among the owners. A copy, for views and tests."""
-        return [{o: list(s) for o, s in (*t.own.items(), (BASE, t.base)) if s} for t in self._tables[seat]]
+        return [{owner: list(slots) for owner, slots in t.slots.items() if slots} for t in self._tables[seat]]
 
     def _release(self, seat: int, layer: int, owner: int, slot: int) -> None:
         self.slots.release(slot)
+        self.base_slots -= owner == BASE
         if self.on_slot:
             self.on_slot(clock(), SlotKind.FREE, slot, self._sequence[seat], layer, owner)
 
     def counters(self) -> dict[str, int]:
         s = self.slots
-        return {"slots": s.slots, "slots_used": s.used, "slots_peak": s.peak, "slot_size": s.size, "tokens": s.tokens()}
+        return {
+            "slots": s.slots, "slots_used": s.used, "slots_peak": s.peak, "slot_size": s.size, "tokens": s.tokens(),
+            "base_slots": self.base_slots, "double_slots": self.double_slots,
+            "rankings": self.rankings, "promotions": self.promotions, "entries_moved": self.entries_moved,
+        }  # fmt: skip

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sized
 from typing import Protocol
 
 BASE = -1  # the owner of the slots that are nobody's own
 
 
-class Owners(Container[int], Sized, Protocol):
-    """The owners that a sequence has slots for in a layer, BASE aside."""
-
-
 class PlacementRule(Protocol):
-    """owner(known, expert): the owner whose slots take a token for which `expert` ranks first."""
+    """How the experts of one sequence and layer share its slots; experts are ranked by the tokens they were first for.
 
-    def owner(self, known: Owners, expert: int) -> int: ...
+    own: how many have slots of their own, at least 1; the others share the base slots.
+    slots(rank): how many an owner takes at a time once its first one is full; rank 0 is the most used.
+    bar(weakest): tokens that an expert without slots must exceed to take the place of an owner that has `weakest`.
+    """
+
+    own: int
+
+    def slots(self, rank: int) -> int: ...
+
+    def bar(self, weakest: int) -> int: ...
 
 
-class FirstExperts:
-    """The first `own` experts to rank first for a sequence in a layer get slots of their own, later ones share BASE."""
+class ByUse:
+    """Slots of their own for ten experts, two at a time for the three most used; a quarter more use takes a place.
 
-    def __init__(self, own: int = 10) -> None:
-        self.own = own
+    The margin keeps two experts of about equal use from changing places at every token.
+    """
 
-    def owner(self, known: Owners, expert: int) -> int:
-        return expert if expert in known or len(known) < self.own else BASE
+    def __init__(self, own: int = 10, double: int = 3) -> None:
+        if own < 1:
+            raise ValueError(f"own must be at least 1, not {own}")
+        self.own, self.double = own, double
+
+    def slots(self, rank: int) -> int:
+        return 2 if rank < self.double else 1
+
+    def bar(self, weakest: int) -> int:
+        return weakest + max(16, weakest // 4)

@@ -28,6 +28,10 @@ class SlotPool:
         self._free = list(range(slots - 1, -1, -1))  # last freed is taken first: its memory is already there
 
     @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
     def used(self) -> int:
         return self.slots - len(self._free)
 
@@ -67,4 +71,5 @@ def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dty
         need = 2 * math.prod(shape) * np.dtype(kind).itemsize / 2**30
         raise ConfigError(f"{asked} need {need:.1f} GiB of address space: {error.strerror}; choose fewer") from None
     where: NDArray[Any] = zeros((seats, layers, positions), np.int32)
-    return KVPool(k, v, where, staging=slots * size)
+    first: NDArray[Any] = zeros((seats, layers, positions), np.int16)
+    return KVPool(k, v, where, first, staging=slots * size)

@@ -57,7 +57,7 @@ class Model(c.Structure):
         ("expert", Ffn),
         *((name, c.c_int32) for name in (*_SIZES, "threads")),
         ("eps", c.c_float),
-        *((name, c.c_void_p) for name in ("k", "v", "where")),
+        *((name, c.c_void_p) for name in ("k", "v", "where", "first")),
         *((name, c.c_int64) for name in ("tokens", "staging")),
         *((name, c.c_int32) for name in ("kv_dtype", "kv_heads", "head_dim", "seats", "positions")),
         *((name, c.c_void_p) for name in ("frames", "table")),
@@ -105,7 +105,8 @@ def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, e
     m.normalise, m.rope_positions, m.exact, m.threads = w.normalise_top_k, w.cos.shape[0], exact, threads
     m.embedding_dtype = 0 if w.embedding is None else _dtype(w.embedding)
     m.eps = w.norm_eps
-    m.k, m.v, m.where, m.tokens, m.staging = _at(kv.k), _at(kv.v), _at(kv.where), len(kv.k), kv.staging
+    m.k, m.v, m.where, m.first = _at(kv.k), _at(kv.v), _at(kv.where), _at(kv.first)
+    m.tokens, m.staging = len(kv.k), kv.staging
     m.kv_dtype, m.kv_heads, m.head_dim = _dtype(kv.k), kv.k.shape[1], kv.k.shape[2]
     m.seats, _, m.positions = kv.where.shape
     m.capacity = rows.capacity

@@ -133,6 +133,7 @@ def _kv(kv: KVPool, w: ModelWeights, rows: Rows) -> None:
     array(kv.k, "kv.k", (-1, heads, dim), F16, F32, writeable=True)
     array(kv.v, "kv.v", kv.k.shape, kv.k.dtype, writeable=True)
     array(kv.where, "kv.where", (-1, len(w.layers), -1), INT, writeable=True)
+    array(kv.first, "kv.first", kv.where.shape, np.dtype(np.int16), writeable=True)
     if kv.staging < 0 or kv.staging + rows.capacity > len(kv.k):
         raise ValueError(f"staging at {kv.staging} leaves no room for {rows.capacity} rows in {len(kv.k)} tokens")
 

@@ -105,6 +105,7 @@ class ReferenceBackend:
             kv.k[target] = kv.k[kv.staging : kv.staging + n]
             kv.v[target] = kv.v[kv.staging : kv.staging + n]
             kv.where[rows.seat[:n], layer, rows.position[:n]] = target
+            kv.first[rows.seat[:n], layer, rows.position[:n]] = -1 if dense else rows.experts[:n, 0]
         for expert, chosen in used.items():  # ascending, so each row adds its experts in ascending index
             run = self.pages.frames[self._frames(layer, expert)].reshape(-1)
             gate, up, down = (Matrix(layout, run) for layout in self.weights.expert)

@@ -97,12 +97,14 @@ class KVPool:
     token's slot belongs to the expert that ranks first for it, known only after the router.
     where[s, l, p] is the pool index of position p of seat s in layer l; kernels read past tokens through it, in order
     of position, so that slot size and history never change a sum. attn_router sets it to the staging index, expert_ffn
-    to the final one.
+    to the final one. first[s, l, p] is the expert that ranked first for the position, -1 in a dense layer; expert_ffn
+    sets it too.
     """
 
     k: NDArray[np.float16] | F32  # [tokens + rows, KVH, D]
     v: NDArray[np.float16] | F32
     where: I32  # [S, L, P]
+    first: NDArray[np.int16]  # [S, L, P]
     staging: int
 
 

@@ -121,8 +121,9 @@ static int64_t first_failure(const Context *c, int n) {
     return OK;
 }
 
-INLINE int32_t *where_of(const Model *m, int l, int r) {
-    return m->where + ((size_t)m->seat[r] * m->n_layers + l) * m->positions + m->position[r];
+/* Of a row's position in the tables where and first. */
+INLINE size_t entry_of(const Model *m, int l, int r) {
+    return ((size_t)m->seat[r] * m->n_layers + l) * m->positions + m->position[r];
 }
 
 EXPORT int64_t colibri_attn_router(Context *c, int l, int n) {
@@ -137,7 +138,7 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int n) {
     product(c, &layer->qkv, c->in.act, c->qkv, (size_t)c->qkv_width, n);
     run_units(c, project_unit, &h, n, 8 * (int64_t)n * c->qkv_width);
     for (int r = 0; r < n; r++) { /* all rows before the first one looks: rows of one seat see each other */
-        *where_of(m, l, r) = (int32_t)(m->staging + r);
+        m->where[entry_of(m, l, r)] = (int32_t)(m->staging + r);
         history += 16 + (layer->window ? min_int(layer->window, m->position[r] + 1) : m->position[r] + 1);
     }
     h.by_head = n < 4 * c->pool.threads;

@@ -142,7 +142,8 @@ static int64_t settle(Context *c, int l, int n) {
         size_t to = (size_t)m->kv_dst[r] * bytes, from = (size_t)(m->staging + r) * bytes;
         memmove((char *)m->k + to, (char *)m->k + from, bytes);
         memmove((char *)m->v + to, (char *)m->v + from, bytes);
-        *where_of(m, l, r) = m->kv_dst[r];
+        m->where[entry_of(m, l, r)] = m->kv_dst[r];
+        m->first[entry_of(m, l, r)] = m->layers[l].has_dense ? -1 : (int16_t)m->experts_of_row[(size_t)r * m->top_k];
     }
     return OK;
 }

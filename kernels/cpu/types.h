@@ -50,6 +50,7 @@ typedef struct {
     /* KVPool */
     void *k, *v;
     int32_t *where; /* [seats][n_layers][positions] */
+    int16_t *first; /* the same: the expert that ranked first, -1 in a dense layer */
     int64_t tokens, staging;
     int32_t kv_dtype, kv_heads, head_dim, seats, positions;
     /* ExpertPages */

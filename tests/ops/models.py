@@ -164,7 +164,8 @@ class Bound:
         tokens = shape.seats * shape.layers * shape.positions
         pool = (tokens + shape.capacity, shape.kv_heads, shape.head_dim)
         where = np.full((shape.seats, shape.layers, shape.positions), -1, np.int32)
-        self.kv = KVPool(np.full(pool, np.nan, dtype), np.full(pool, np.nan, dtype), where, staging=tokens)
+        first = np.full(where.shape, -7, np.int16)
+        self.kv = KVPool(np.full(pool, np.nan, dtype), np.full(pool, np.nan, dtype), where, first, staging=tokens)
         self.rows = Rows.allocate(shape.capacity, shape.hidden, shape.experts, shape.top_k, shape.vocab)
         self.free = list(range(tokens)) if shuffle is None else list(np.random.default_rng(shuffle).permutation(tokens))
         self.next = [0] * shape.seats

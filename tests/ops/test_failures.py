@@ -9,7 +9,7 @@ import pytest
 
 from colibri_lab.ops.layout import MatrixLayout
 from colibri_lab.ops.reference import ReferenceBackend
-from colibri_lab.ops.types import ExpertPages, KVPool, Matrix, MissingPage, NonFiniteLogits, Rows
+from colibri_lab.ops.types import ExpertPages, Matrix, MissingPage, NonFiniteLogits, Rows
 
 from .models import LEVELS, Bound, Shape, cpu, make
 
@@ -160,11 +160,11 @@ def wrong(weights, pages, kv, rows):
     yield "contiguous", (with_layer(gate=np.asfortranarray(layer.gate)), kv, pages, rows)
     yield "page table has", (weights, kv, ExpertPages(pages.frames, pages.table[:, :, :0].copy()), rows)
     yield "frames must have shape", (weights, kv, ExpertPages(pages.frames.reshape(-1), pages.table), rows)
-    yield "kv.v must be float16", (weights, KVPool(kv.k, kv.v.astype(np.float32), kv.where, kv.staging), pages, rows)
-    yield "no room for 16 rows", (weights, KVPool(kv.k, kv.v, kv.where, len(kv.k) - 3), pages, rows)
+    yield "kv.v must be float16", (weights, replace(kv, v=kv.v.astype(np.float32)), pages, rows)
+    yield "no room for 16 rows", (weights, replace(kv, staging=len(kv.k) - 3), pages, rows)
     frozen = kv.where.copy()
     frozen.flags.writeable = False
-    yield "must be writeable", (weights, KVPool(kv.k, kv.v, frozen, kv.staging), pages, rows)
+    yield "must be writeable", (weights, replace(kv, where=frozen), pages, rows)
     yield "rows.logits must have shape", (weights, kv, pages, Rows.allocate(16, 64, 4, 2, 71))
 
 
