@@ -154,7 +154,10 @@ class Config(BaseModel):
     )
     router_audit: bool = key(False, "count selections that differ from the exact router's", section="router")
     attention: Literal["exact", "expert_local"] = key(
-        "exact", "which past tokens a query sees", section="kv", built=["exact"]
+        "exact",
+        "exact: a query sees all past tokens; expert_local: those of its experts, the newest and the first, "
+        "an approximation",
+        section="kv",
     )
     kv_cache_dtype: Literal["fp16", "fp32"] = key("fp16", "type of stored keys and values", section="kv")
     kv_cache_slot_size: int = key(256, "tokens per slot", section="kv", unit="tokens", ge=1, le=65536)

@@ -12,6 +12,7 @@ from ..config import Config
 from ..dispatch.waves import Dispatcher
 from ..errors import ConfigError
 from ..kv.cache import KVCache
+from ..kv.rule import RECENT, SINKS
 from ..kv.slots import SlotPool, allocate
 from ..memory import usable_cores
 from ..model.store import ModelFile
@@ -98,6 +99,18 @@ def open_model(config: Config) -> tuple[ModelFile, Path]:
     return file, config.tokenizer_path or (path if path.is_dir() else path.parent)
 
 
+def sight(config: Config) -> tuple[int, int]:
+    """(newest, first) tokens that a query always sees; (0, 0) for exact attention, which sees all."""
+    if config.attention == "exact":
+        return 0, 0
+    if config.prefill_chunk > RECENT:
+        raise ConfigError(
+            f"prefill_chunk: {config.prefill_chunk} is more than the {RECENT} tokens that attention: expert_local "
+            f"always sees, so chunks would change the text; choose at most {RECENT}"
+        )
+    return RECENT, SINKS
+
+
 def build(config: Config) -> Parts:
     """All parts, bound. What was opened is closed again when a later part fails."""
     with ExitStack() as stack:
@@ -129,7 +142,7 @@ def build(config: Config) -> Parts:
         positions = int(weights.cos.shape[0])
         seats = config.max_batch_size + 1  # one for Engine.logits beside the running requests
         pool = allocate(config.kv_cache_max_slots, config.kv_cache_slot_size, capacity, spec.kv_heads, spec.head_dim,
-                        config.kv_cache_dtype, seats, spec.layers, positions)  # fmt: skip
+                        config.kv_cache_dtype, seats, spec.layers, positions, *sight(config))  # fmt: skip
         kv = KVCache(
             pool,
             SlotPool(config.kv_cache_max_slots, config.kv_cache_slot_size),

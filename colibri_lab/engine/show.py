@@ -43,6 +43,9 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "kv_slots": kv.slots.slots,
         "kv_slot_size": kv.slots.size,
         "kv_dtype": config.kv_cache_dtype,
+        "attention": config.attention,
+        "attention_recent": kv.pool.recent,
+        "attention_sinks": kv.pool.sinks,
         "kv_bytes_per_token": spec.layers * 2 * spec.kv_heads * spec.head_dim * kv.pool.k.itemsize,
         "max_positions": parts.max_positions,
         "engine_mode": config.engine_mode,
@@ -65,6 +68,9 @@ def changes(parts: Any, config: Config) -> list[str]:
         said.append(f"router_dtype: {parts.rounded:,} router weights rounded to {config.router_dtype}")
     if parts.router is None and parts.routing.kind in ("int8_lut", "bit_level"):
         said.append(f"router: {parts.routing.kind} is approximate")
+    if config.attention == "expert_local":
+        near = f"the newest {parts.kv.pool.recent} and the first {parts.kv.pool.sinks}"
+        said.append(f"attention: expert_local is approximate: a token sees those of its experts, {near}")
     return said
 
 

@@ -206,9 +206,18 @@ class KVCache:
             self.on_slot(clock(), SlotKind.FREE, slot, self._sequence[seat], layer, owner)
 
     def counters(self) -> dict[str, int]:
-        s = self.slots
+        """Slots and tokens now, changes of the ranking so far, and what attention read: a token in each layer is one.
+
+        Bytes are those of keys and values. `attention_guessed` rows chose tokens by their guessed experts, and
+        `attention_recalled` of them then had a guessed expert rank first.
+        """
+        s, each = self.slots, 2 * self.pool.k[0].nbytes
+        read, exact, guessed, recalled = self.pool.seen.sum(axis=0).tolist()
         return {
             "slots": s.slots, "slots_used": s.used, "slots_peak": s.peak, "slot_size": s.size, "tokens": s.tokens(),
             "base_slots": self.base_slots, "double_slots": self.double_slots,
             "rankings": self.rankings, "promotions": self.promotions, "entries_moved": self.entries_moved,
+            "attention_tokens": read, "attention_tokens_exact": exact,
+            "attention_bytes": read * each, "attention_bytes_exact": exact * each,
+            "attention_guessed": guessed, "attention_recalled": recalled,
         }  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 BASE = -1  # the owner of the slots that are nobody's own
+RECENT = 256  # newest tokens that expert-local attention always sees; also the longest chunk of a prompt there
+SINKS = 4  # first tokens of a text, to which models give much weight whatever they say
 
 
 class PlacementRule(Protocol):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..memory import zeros
-from ..ops.types import KVPool
+from ..ops.types import SEEN, KVPool
 
 MOST = 2**31 - 1  # tokens of a pool: places are int32
 
@@ -54,7 +54,7 @@ class SlotPool:
 
 
 def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dtype: str,
-             seats: int, layers: int, positions: int) -> KVPool:  # fmt: skip
+             seats: int, layers: int, positions: int, recent: int = 0, sinks: int = 0) -> KVPool:  # fmt: skip
     """The arrays that kernels see. staging: `rows` extra tokens at the end, where a step's K/V wait for their slot.
 
     ConfigError for a pool that the tables' int32 places or the system's address space cannot hold.
@@ -72,4 +72,5 @@ def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dty
         raise ConfigError(f"{asked} need {need:.1f} GiB of address space: {error.strerror}; choose fewer") from None
     where: NDArray[Any] = zeros((seats, layers, positions), np.int32)
     first: NDArray[Any] = zeros((seats, layers, positions), np.int16)
-    return KVPool(k, v, where, first, staging=slots * size)
+    seen = np.zeros((layers, len(SEEN)), np.int64)
+    return KVPool(k, v, where, first, slots * size, seen, recent, sinks)

@@ -57,9 +57,9 @@ class Model(c.Structure):
         ("expert", Ffn),
         *((name, c.c_int32) for name in (*_SIZES, "threads")),
         ("eps", c.c_float),
-        *((name, c.c_void_p) for name in ("k", "v", "where", "first")),
+        *((name, c.c_void_p) for name in ("k", "v", "where", "first", "seen")),
         *((name, c.c_int64) for name in ("tokens", "staging")),
-        *((name, c.c_int32) for name in ("kv_dtype", "kv_heads", "head_dim", "seats", "positions")),
+        *((name, c.c_int32) for name in ("kv_dtype", "kv_heads", "head_dim", "seats", "positions", "recent", "sinks")),
         *((name, c.c_void_p) for name in ("frames", "table")),
         ("n_frames", c.c_int64),
         *((name, c.c_int32) for name in ("table_pages", "expert_pages", "capacity")),
@@ -106,6 +106,7 @@ def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, e
     m.embedding_dtype = 0 if w.embedding is None else _dtype(w.embedding)
     m.eps = w.norm_eps
     m.k, m.v, m.where, m.first = _at(kv.k), _at(kv.v), _at(kv.where), _at(kv.first)
+    m.seen, m.recent, m.sinks = _at(kv.seen), kv.recent, kv.sinks
     m.tokens, m.staging = len(kv.k), kv.staging
     m.kv_dtype, m.kv_heads, m.head_dim = _dtype(kv.k), kv.k.shape[1], kv.k.shape[2]
     m.seats, _, m.positions = kv.where.shape

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .layout import PAGE
 from .routing import COUNTS, MOST_EXPERTS
-from .types import FFN, I32, AttentionWeights, ExpertPages, KVPool, LayerWeights, Matrix, ModelWeights, Rows
+from .types import FFN, I32, SEEN, AttentionWeights, ExpertPages, KVPool, LayerWeights, Matrix, ModelWeights, Rows
 
 Shape = tuple[int, ...]
 F32, F16, INT = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32)
@@ -134,6 +134,9 @@ def _kv(kv: KVPool, w: ModelWeights, rows: Rows) -> None:
     array(kv.v, "kv.v", kv.k.shape, kv.k.dtype, writeable=True)
     array(kv.where, "kv.where", (-1, len(w.layers), -1), INT, writeable=True)
     array(kv.first, "kv.first", kv.where.shape, np.dtype(np.int16), writeable=True)
+    array(kv.seen, "kv.seen", (len(w.layers), len(SEEN)), np.dtype(np.int64), writeable=True)
+    if kv.recent < 0 or kv.sinks < 0:
+        raise ValueError(f"kv.recent {kv.recent} and kv.sinks {kv.sinks} must be at least 0")
     if kv.staging < 0 or kv.staging + rows.capacity > len(kv.k):
         raise ValueError(f"staging at {kv.staging} leaves no room for {rows.capacity} rows in {len(kv.k)} tokens")
 

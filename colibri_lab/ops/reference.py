@@ -62,7 +62,8 @@ class ReferenceBackend:
         checks.positions(rows, self.kv, w, n)
         queries = [self._project(block, layer, r) for r in range(n)]  # all keys are written before the first row looks
         for r in range(n):
-            attended = self._attend(block.attention, layer, r, queries[r])
+            guess, seen = self._look(block, layer, r)
+            attended = self._attend(block.attention, layer, r, queries[r], seen)
             out = self._matmul(block.attention.o, attended)
             if block.attention.o_bias is not None:
                 out = out + block.attention.o_bias
@@ -70,6 +71,8 @@ class ReferenceBackend:
             rows.ffn_in[r] = rms_norm(rows.x[r], block.post_norm, w.norm_eps)
             if block.gate is not None:
                 self._route(block.gate, layer, r)
+            recalled = int(rows.experts[r, 0] in guess) if guess else 0
+            self.kv.seen[layer] += (len(seen), self._reach(block.attention, r), len(guess) > 0, recalled)
 
     def _route(self, gate: F32, layer: int, r: int) -> None:
         w, rows, routing, x = self.weights, self.rows, self._routing, self.rows.ffn_in[r]
@@ -146,12 +149,30 @@ class ReferenceBackend:
         kv.k[kv.staging + r] = rotate(k.reshape(-1, a.head_dim), w.cos[p], w.sin[p])
         kv.v[kv.staging + r] = v.reshape(-1, a.head_dim)
         kv.where[rows.seat[r], layer, p] = kv.staging + r
+        kv.first[rows.seat[r], layer, p] = -1
         return rotate(q.reshape(-1, a.head_dim), w.cos[p], w.sin[p])
 
-    def _attend(self, a: AttentionWeights, layer: int, r: int, queries: F32) -> F32:
-        p, kv = int(self.rows.position[r]), self.kv
-        begin = max(0, p + 1 - a.window) if a.window else 0
-        at = checks.indices(kv.where[self.rows.seat[r], layer, begin : p + 1], len(kv.k), "where")
+    def _reach(self, a: AttentionWeights, r: int) -> int:
+        """How many positions lie in the row's window, itself among them."""
+        past = int(self.rows.position[r]) + 1
+        return min(past, a.window) if a.window else past
+
+    def _look(self, block: LayerWeights, layer: int, r: int) -> tuple[list[int], I32]:
+        """(guessed experts, pool indices [T] that the row attends to); see KVPool. No guess where all is seen."""
+        kv, rows, w, end = self.kv, self.rows, self.weights, int(self.rows.position[r]) + 1
+        begin = end - self._reach(block.attention, r)
+        at = np.arange(begin, end)
+        near = (at < kv.sinks) | (at >= end - kv.recent)
+        seen, guess = checks.indices(kv.where[rows.seat[r], layer, begin:end], len(kv.k), "where"), list[int]()
+        if kv.recent and block.gate is not None and not near.all():
+            first = kv.first[rows.seat[r], layer, begin:end].astype(np.int32)
+            checks.indices(first + 1, w.experts + 1, "first")
+            guess = route.top_k(block.gate @ rms_norm(rows.x[r], block.post_norm, w.norm_eps), w.top_k).tolist()
+            seen = seen[near | np.isin(first, [-1, *guess])]
+        return guess, seen
+
+    def _attend(self, a: AttentionWeights, layer: int, r: int, queries: F32, at: I32) -> F32:
+        kv = self.kv
         keys, values = kv.k[at].astype(np.float32), kv.v[at].astype(np.float32)  # [T, KVH, D]
         out = np.empty((a.heads, a.head_dim), np.float32)
         for h in range(a.heads):

@@ -20,6 +20,11 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
 
+# Counters of attention: tokens that were read, and that exact attention would have read; rows whose experts were
+# guessed, and how many of them then chose a guessed expert first.
+SEEN = ("read", "exact", "guessed", "recalled")
+
+
 @dataclass(frozen=True)
 class Matrix:
     """A resident matrix: its layout and its run of pages (uint8, 64-byte aligned, contiguous, whole pages)."""
@@ -97,8 +102,13 @@ class KVPool:
     token's slot belongs to the expert that ranks first for it, known only after the router.
     where[s, l, p] is the pool index of position p of seat s in layer l; kernels read past tokens through it, in order
     of position, so that slot size and history never change a sum. attn_router sets it to the staging index, expert_ffn
-    to the final one. first[s, l, p] is the expert that ranked first for the position, -1 in a dense layer; expert_ffn
-    sets it too.
+    to the final one. first[s, l, p] is the expert that ranked first for the position, set by expert_ffn too; -1 in a
+    dense layer, and until expert_ffn ran.
+
+    recent 0: exact attention. Else expert-local in sparse layers: of the positions in its window a query sees the
+    first `sinks`, the last `recent` (its own among them), and between them those whose first expert is among the k that
+    the gate picks from the hidden state before attention, normed like the gate's usual input. So what a query
+    sees depends on its sequence alone, not on slots, and not on the chunks of a prompt while none exceeds `recent`.
     """
 
     k: NDArray[np.float16] | F32  # [tokens + rows, KVH, D]
@@ -106,6 +116,9 @@ class KVPool:
     where: I32  # [S, L, P]
     first: NDArray[np.int16]  # [S, L, P]
     staging: int
+    seen: NDArray[np.int64]  # [L, len(SEEN)] counted by attn_router
+    recent: int = 0
+    sinks: int = 0
 
 
 @dataclass

@@ -1,5 +1,5 @@
-/* Exact attention of one row over the tokens that `where` names, in order of position, so that slots never change a
-   sum. A key or value is read once for up to four query heads that share it. */
+/* Attention of one row over the tokens of its sight, in order of position, so that slots never change a sum. A key or
+   value is read once for up to four query heads that share it. */
 
 typedef struct {
     const char *base; /* k or v of the pool, at this key head */
@@ -93,21 +93,15 @@ INLINE int attend_some(const View *v, const float *q, float *out, int heads, con
     return attend(v, q, out, 1, half), 1;
 }
 
-/* All query heads of row r that share key head `kv`. Returns 0 when `where` points outside the pool. */
-static int attend_group(Context *c, const Layer *layer, int l, int r, int kv, int thread) {
+/* All query heads of row r that share key head `kv`. */
+static void attend_group(Context *c, const Layer *layer, int r, int kv, int thread) {
     const Model *m = &c->m;
-    int dim = m->head_dim, share_of = layer->heads / m->kv_heads, position = m->position[r];
-    int begin = layer->window && position + 1 > layer->window ? position + 1 - layer->window : 0,
-        count = position + 1 - begin;
-    const int32_t *where = m->where + ((size_t)m->seat[r] * m->n_layers + l) * m->positions + begin;
-    for (int t = 0; t < count; t++)
-        if (where[t] < 0 || where[t] >= m->tokens) return 0;
-    int half = m->kv_dtype == FP16;
+    int dim = m->head_dim, share_of = layer->heads / m->kv_heads, half = m->kv_dtype == FP16;
     size_t size = half ? 2 : 4, stride = (size_t)m->kv_heads * dim * size, at = (size_t)kv * dim * size;
     View view = {{(const char *)m->k + at, stride, dim},
                  {(const char *)m->v + at, stride, dim},
-                 where,
-                 count,
+                 c->sight[r].where,
+                 c->sight[r].count,
                  c->scores_len,
                  layer->scale,
                  c->scores + (size_t)thread * 4 * c->scores_len};
@@ -117,5 +111,4 @@ static int attend_group(Context *c, const Layer *layer, int l, int r, int kv, in
         int n = half ? attend_some(&view, q, out, share_of - h, 1) : attend_some(&view, q, out, share_of - h, 0);
         h += n, q += (size_t)n * dim, out += (size_t)n * dim;
     }
-    return 1;
 }

@@ -57,12 +57,20 @@ static void project_unit(void *job, int r, int thread) {
     to_pool(m, m->v, m->staging + r, v);
 }
 
+/* by_head: rows are few, and a row's list stays for all its heads; else it stays while the thread attends for it. */
+static void look_unit(void *job, int r, int thread) {
+    Half *h = job;
+    Context *c = h->c;
+    int32_t *room = c->room + (size_t)(h->by_head ? r : thread) * (c->m.recent ? (size_t)c->m.positions : 0);
+    if (!look(c, h->layer, h->l, r, room)) c->status[r] = BAD_INDEX;
+}
+
 static void attend_unit(void *job, int unit, int thread) {
     Half *h = job;
     int heads = h->c->m.kv_heads, r = h->by_head ? unit / heads : unit;
     int first = h->by_head ? unit % heads : 0, last = h->by_head ? first + 1 : heads;
-    for (int kv = first; kv < last; kv++)
-        if (!attend_group(h->c, h->layer, h->l, r, kv, thread)) h->c->status[r] = BAD_INDEX;
+    if (!h->by_head) look_unit(job, r, thread);
+    for (int kv = first; !h->c->status[r] && kv < last; kv++) attend_group(h->c, h->layer, r, kv, thread);
 }
 
 static void attended_unit(void *job, int r, int thread) {
@@ -121,11 +129,6 @@ static int64_t first_failure(const Context *c, int n) {
     return OK;
 }
 
-/* Of a row's position in the tables where and first. */
-INLINE size_t entry_of(const Model *m, int l, int r) {
-    return ((size_t)m->seat[r] * m->n_layers + l) * m->positions + m->position[r];
-}
-
 EXPORT int64_t colibri_attn_router(Context *c, int l, int n) {
     if (!c) return failure(UNBOUND, 0, 0);
     const Model *m = &c->m;
@@ -139,15 +142,17 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int n) {
     run_units(c, project_unit, &h, n, 8 * (int64_t)n * c->qkv_width);
     for (int r = 0; r < n; r++) { /* all rows before the first one looks: rows of one seat see each other */
         m->where[entry_of(m, l, r)] = (int32_t)(m->staging + r);
+        m->first[entry_of(m, l, r)] = -1;
         history += 16 + (layer->window ? min_int(layer->window, m->position[r] + 1) : m->position[r] + 1);
     }
     h.by_head = n < 4 * c->pool.threads;
+    if (h.by_head) run_units(c, look_unit, &h, n, history + (m->recent ? wide * m->experts : 0));
     run_units(c, attend_unit, &h, h.by_head ? n * m->kv_heads : n, 2 * history * layer->heads * m->head_dim);
     if ((failed = first_failure(c, n))) return failed;
     run_units(c, attended_unit, &h, n, 4 * wide);
     product(c, &layer->o, c->in.act, c->out, (size_t)m->hidden, n);
     run_units(c, residual_unit, &h, n, 4 * wide);
-    if (!layer->gate) return OK;
+    if (!layer->gate) return count_sights(c, layer, l, n), OK;
     if (m->router != TWO_STAGE) {
         h.parts = parts_of(c, ceil_div(m->experts, 4), 4);
         run_units(c, logits_unit, &h, h.parts, (int64_t)wide * m->experts);
@@ -156,5 +161,6 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int n) {
               (int64_t)n * m->experts * (m->router == TWO_STAGE ? m->hidden / 4 : 2 * m->top_k + 8));
     if ((failed = first_failure(c, n))) return failed;
     count_rows(m, l, c->tally, n);
+    count_sights(c, layer, l, n);
     return OK;
 }

@@ -13,6 +13,7 @@
 #include "route.c"
 #include "context.c"
 #include "embed.c"
+#include "sight.c"
 #include "attention.c"
 #include "attn_router.c"
 #include "expert_ffn.c"

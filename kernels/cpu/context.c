@@ -12,6 +12,13 @@ typedef struct {
     Act *hidden;     /* [rows] silu(gate x) * up x */
 } Job;
 
+/* The past tokens that a row attends to. */
+typedef struct {
+    const int32_t *where; /* [count] pool indices, in order of position */
+    int count, all;       /* all: how many exact attention would read */
+    int guessed;          /* whether the row's experts were guessed to choose them */
+} Sight;
+
 typedef struct {
     Model m;
     Pool pool;
@@ -27,6 +34,9 @@ typedef struct {
     int *job_row, *count;
     float *job_weight;
     int32_t *status; /* [R] */
+    Sight *sight;    /* [R] */
+    int32_t *room;   /* expert-local: [4 * threads][positions] for the lists of sights */
+    int32_t *guess;  /* expert-local: [R][k] */
     int16_t *codes;  /* [R][code_width] of the router's input */
     Tally *tally;    /* [R] */
     int qkv_width, attended_width, scores_len, scratch_len, n_jobs;
@@ -103,11 +113,14 @@ EXPORT Context *colibri_bind(const Model *model) {
     c->job_weight = take(c, pairs, sizeof(float));
     c->count = take(c, (size_t)m->experts + 1, sizeof(int));
     c->status = take(c, rows, sizeof(int32_t));
+    c->sight = take(c, rows, sizeof(Sight));
+    c->room = take(c, m->recent ? 4 * threads * (size_t)m->positions : 0, sizeof(int32_t));
+    c->guess = take(c, m->recent ? rows * (size_t)m->top_k : 0, sizeof(int32_t));
     c->codes = take(c, rows * (size_t)m->code_width, sizeof(int16_t));
     c->tally = take(c, rows, sizeof(Tally));
     if (!c->qkv || !c->attended || !c->out || !c->sum || !c->scores || !c->scratch || !c->pointers || !c->jobs ||
-        !c->job_in || !c->job_row || !c->job_weight || !c->count || !c->status || !c->codes ||
-        !c->tally)
+        !c->job_in || !c->job_row || !c->job_weight || !c->count || !c->status || !c->sight || !c->room || !c->guess ||
+        !c->codes || !c->tally)
         goto no_memory;
     pool_start(&c->pool, (int)threads);
     return c;

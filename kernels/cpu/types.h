@@ -50,9 +50,10 @@ typedef struct {
     /* KVPool */
     void *k, *v;
     int32_t *where; /* [seats][n_layers][positions] */
-    int16_t *first; /* the same: the expert that ranked first, -1 in a dense layer */
+    int16_t *first; /* the same: the expert that ranked first, -1 in a dense layer or when it is not known yet */
+    int64_t *seen;  /* [n_layers][4], see count_sights */
     int64_t tokens, staging;
-    int32_t kv_dtype, kv_heads, head_dim, seats, positions;
+    int32_t kv_dtype, kv_heads, head_dim, seats, positions, recent, sinks; /* recent 0: exact attention */
     /* ExpertPages */
     const uint8_t *frames;
     const int32_t *table; /* [n_layers][experts][table_pages] */

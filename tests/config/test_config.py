@@ -97,7 +97,6 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
         ("batch_adapt_interval_ms", 500),
         ("io_priority", "low"),
         ("cpu_affinity_mask", 3),
-        ("attention", "expert_local"),
         ("kv_cache_persistence_path", "somewhere"),
         ("kv_cache_quota_bytes", "1GiB"),
         ("dispatch_ring_size", 64),

@@ -34,6 +34,8 @@ class Shape:
     group: int = 32
     kv_dtype: str = "fp16"
     window: int = 0
+    recent: int = 0
+    sinks: int = 0
     normalise: bool = True
     shared: int = 0
     shared_gate: bool = True
@@ -164,8 +166,9 @@ class Bound:
         tokens = shape.seats * shape.layers * shape.positions
         pool = (tokens + shape.capacity, shape.kv_heads, shape.head_dim)
         where = np.full((shape.seats, shape.layers, shape.positions), -1, np.int32)
-        first = np.full(where.shape, -7, np.int16)
-        self.kv = KVPool(np.full(pool, np.nan, dtype), np.full(pool, np.nan, dtype), where, first, staging=tokens)
+        first, seen = np.full(where.shape, -7, np.int16), np.zeros((shape.layers, 4), np.int64)
+        self.kv = KVPool(np.full(pool, np.nan, dtype), np.full(pool, np.nan, dtype), where, first, tokens, seen,
+                         shape.recent, shape.sinks)  # fmt: skip
         self.rows = Rows.allocate(shape.capacity, shape.hidden, shape.experts, shape.top_k, shape.vocab)
         self.free = list(range(tokens)) if shuffle is None else list(np.random.default_rng(shuffle).permutation(tokens))
         self.next = [0] * shape.seats
