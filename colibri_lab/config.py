@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from . import plugins
 from .errors import ConfigError, NotAvailable
-from .sizes import FilePath, Size
+from .sizes import CoreMask, FilePath, Size
 from .yamlfile import read_mapping
 
 ROUTERS = ("softmax", "int8_lut", "bit_level", "two_stage")
@@ -129,10 +129,10 @@ class Config(BaseModel):
     pin_max_share: float = key(0.25, "largest pinned share of the cache", section="pager", ge=0, le=1)
     io_threads: int = key(4, "threads that read expert pages", section="pager", ge=1, le=64)
     io_priority: Literal["none", "idle", "low", "normal", "high"] = key(
-        "none", "disk priority of the process", section="pager", built=["none"]
+        "none", "disk priority of all threads of the process; high needs CAP_SYS_NICE", section="pager"
     )
-    cpu_affinity_mask: str | int | None = key(
-        None, "cores that the process may use, as a mask", section="engine", built=[None]
+    cpu_affinity_mask: CoreMask | None = key(
+        None, "cores that all threads of the process may use, bit i for core i: 3 or 0x3", section="engine", ge=1
     )
     router: Any = key(
         "softmax",

@@ -1,4 +1,4 @@
-"""Types of config values that a person writes in more ways than one: sizes and paths."""
+"""Types of config values that a person writes in more ways than one: sizes, paths and core masks."""
 
 from __future__ import annotations
 
@@ -29,5 +29,14 @@ def _path(value: object) -> object:
     return Path(value).expanduser() if isinstance(value, str) and value else value
 
 
+def _mask(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,256}", value) is None:
+        raise PydanticCustomError("mask", 'a mask of cores is a number or like "0x3", which are cores 0 and 1')
+    return int(value, 16)
+
+
+CoreMask = Annotated[int, BeforeValidator(_mask)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 FilePath = Annotated[Path, BeforeValidator(_path)]

@@ -122,6 +122,7 @@ class Engine:
             "kv": p.kv.counters(),
             "router": {"selections": dispatch["rows"] // max(1, p.top_k), **routing_counts(p)},
             "dispatch": dispatch,
+            "host": p.host.counters(),
             "telemetry": p.telemetry.counters(),
         }
 
@@ -165,6 +166,7 @@ class Engine:
             p.backend.close()
             p.pager.close()
             p.file.close()
+            p.host.restore()
 
     def __enter__(self) -> Engine:
         return self

@@ -28,6 +28,7 @@ from ..pager.transfer import Transfer
 from ..router.hook import RouterHook
 from ..router.settle import settle_router, settle_weights
 from ..telemetry import NullTelemetry, Telemetry
+from .host import Host
 
 YAML = (".yaml", ".yml", ".json")
 
@@ -41,6 +42,7 @@ class Parts:
     tokenizer: Any
     backend: Backend
     why: str
+    host: Host
     threads: int
     rows: Rows
     pager: Pager
@@ -120,6 +122,8 @@ def build(config: Config) -> Parts:
         tokenizer = Tokenizer.open(folder)
         if config.tokenizer_path and tokenizer.kind == "ids":
             raise ConfigError(f"tokenizer_path: {folder}: no tokenizer.json and no tokenizer.model is there")
+        host = Host(config.io_priority, config.cpu_affinity_mask)  # before any thread of ours is started
+        stack.callback(host.restore)
         threads = config.threads or usable_cores()
         backend, why = choose_backend(config.backend, config.precision, threads)
         stack.callback(backend.close)
@@ -165,6 +169,7 @@ def build(config: Config) -> Parts:
         tokenizer,
         backend,
         why,
+        host,
         threads,
         rows,
         pager,

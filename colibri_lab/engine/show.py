@@ -56,6 +56,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "changes": changes(parts, config),
         "prefetcher": policy_name(config.prefetcher or "none"),
         "eviction_policy": policy_name(config.eviction_policy),
+        **parts.host.describe(file.path),
     }
 
 

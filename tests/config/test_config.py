@@ -80,6 +80,10 @@ def test_sizes(text: object, size: int) -> None:
         ({"router_quant_bits": 7, "router": "two_stage"}, "greater than or equal to 8"),
         ({"router_top_k": 0}, "greater than or equal to 1"),
         ({"router_dtype": "fp8"}, "router_dtype"),
+        ({"io_priority": "highest"}, "io_priority"),
+        ({"cpu_affinity_mask": 0}, "greater than or equal to 1"),
+        ({"cpu_affinity_mask": "3"}, 'cpu_affinity_mask: a mask of cores is a number or like "0x3"'),
+        ({"cpu_affinity_mask": True}, "cpu_affinity_mask"),
     ],
 )
 def test_wrong_values_are_one_line(values: dict, says: str) -> None:
@@ -95,8 +99,6 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
         ("backend", "sim"),
         ("engine_mode", "async"),
         ("batch_adapt_interval_ms", 500),
-        ("io_priority", "low"),
-        ("cpu_affinity_mask", 3),
         ("kv_cache_persistence_path", "somewhere"),
         ("kv_cache_quota_bytes", "1GiB"),
         ("dispatch_ring_size", 64),
