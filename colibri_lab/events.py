@@ -63,6 +63,9 @@ PAGES = np.dtype(
 )
 SLOT = np.dtype([("t_ns", "u8"), ("kind", "u1"), ("slot", "u4"), ("sequence", "u4"), ("layer", "u2"), ("owner", "i4")])
 SEQUENCE = np.dtype([("t_ns", "u8"), ("kind", "u1"), ("sequence", "u4"), ("prompt_tokens", "u4"), ("detail", "u1")])
+# The engine's counters at one moment; the names of the columns stand beside the samples, NaN where there is no value.
+GAUGES = 192  # most columns
+GAUGE = np.dtype([("t_ns", "u8"), ("value", "f8", (GAUGES,))])
 # Beside each TOKEN row lie two arrays: route u2 [L, k] (experts, best first; 65535 in dense layers) and
 # weight f2 [L, k], and slot i4 [L] (the KV slot that the row's keys went to in each layer).
 NO_EXPERT = 65535

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import html
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from colibri_lab.events import PAGES, SEQUENCE, SLOT, TOKEN
-from colibri_lab.trace import FORMAT, STREAMS, VERSION, Batch, Cursor, Facts, TraceError
+from colibri_lab import tracelines
+from colibri_lab.events import GAUGE, PAGES, SEQUENCE, SLOT, TOKEN
+from colibri_lab.trace import STREAMS, Batch, Cursor, Facts, TraceError
+from colibri_lab.tracelines import BAD, LIMITS, MAX_SLOTS, check_sizes, number, why
 
-MAX_LINE = 1 << 20  # bytes; a longer line is not one of ours
-LIMITS = {"layers": 1024, "experts": 65535, "top_k": 1024}
-MAX_SLOTS = 1 << 24  # views hold an array of them
-SIZES = {"kv_slots": MAX_SLOTS, "kv_slot_size": 1 << 32}  # facts that views calculate with, and their limits
-SIZES |= dict.fromkeys(("expert_bytes", "expert_cache_bytes", "experts_total_bytes"), 1 << 62)
 _CHUNK = 4096  # lines held as Python objects before they become arrays
 _RECORDS = {"page": PAGES, "slot": SLOT, "sequence": SEQUENCE, "token": TOKEN}
 _STREAM = {"token": "tokens", "page": "pages", "slot": "slots", "sequence": "sequences"}
-_STREAM |= {"text": "texts", "note": "notes"}
+_STREAM |= {"text": "texts", "note": "notes", "gauge": "gauges"}
 Drops = dict[str, list[tuple[int, int]]]  # per stream: (index of the next event, how many are missing before it)
 
 
@@ -31,7 +27,9 @@ class ReplaySource:
 
     live = False
 
-    def __init__(self, path: Path, header: Facts, streams: dict[str, Any], drops: Drops, trouble: list[str]) -> None:
+    def __init__(self, path: Path, header: Facts, streams: dict[str, Any], drops: Drops, trouble: list[str],
+                 names: tuple[str, ...] = ()) -> None:  # fmt: skip
+        self.names = names  # of gauges
         self.path, self.trouble, self._streams, self._drops = path, trouble, streams, drops
         self.layers, self.experts, self.top_k = (int(header[name]) for name in LIMITS)
         self.engine: Facts = header["engine"]
@@ -40,9 +38,10 @@ class ReplaySource:
         rows = zip(*(tokens[name].tolist() for name in ("t_ns", "sequence", "position")), strict=True)
         ended = {(s, p + 1): t for t, s, p in rows}
         text_t = np.array([0] + [ended.get((s, p), 0) for s, p, _ in texts], "u8")
-        self._times = {name: streams[name]["t_ns"] for name in ("tokens", "pages", "slots", "sequences")}
+        self._times = {name: streams[name]["t_ns"] for name in ("tokens", "pages", "slots", "sequences", "gauges")}
         self._times["texts"] = np.maximum.accumulate(text_t)[1:]
         some = [t for t in self._times.values() if len(t) and t.max()]
+        self._times["notes"] = np.maximum.accumulate(np.array([0] + [t for *_, t in streams["notes"]], "u8"))[1:]
         self.start_ns = int(min(t[t > 0].min() for t in some)) if some else 0
         self.end_ns = int(max(t.max() for t in some)) if some else 0
 
@@ -74,7 +73,7 @@ class ReplaySource:
             cut[name] = slice(start, end)
             cursor.at[name] = end
         part = {name: rows[cut.get(name, cut["tokens"])] for name, rows in self._streams.items()}
-        return Batch(**{name: rows.copy() for name, rows in part.items()}, missing=missing)
+        return Batch(**{name: rows.copy() for name, rows in part.items()}, missing=missing, names=self.names)
 
     def counters(self) -> dict[str, int]:
         dropped = sum(count for drops in self._drops.values() for _, count in drops)
@@ -96,6 +95,8 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path, self.trouble = path, list[str]()
         self.header: Facts = {}
+        self.names: list[str] = []
+        self.samples: list[tuple[int, np.ndarray]] = []
         self.held: dict[str, list[tuple[int, Facts]]] = {kind: [] for kind in _RECORDS}
         self.done: dict[str, list[Any]] = {name: [] for name in (*_STREAM.values(), "route", "weight", "slot")}
         self.counts = dict.fromkeys(STREAMS, 0)
@@ -112,16 +113,22 @@ class _Reader:
             if len(self.held[kind]) >= _CHUNK:
                 self.flush(kind)
         elif kind == "text":
-            at = [_number(event, name, 1 << 32) for name in ("sequence", "position")]
+            at = [number(event, name, 1 << 32) for name in ("sequence", "position")]
             self.done["texts"].append((*at, str(event["text"])))
             self.counts["texts"] += 1
         elif kind == "note":
             if event["key"] in ("model", "settings") and isinstance(event["value"], dict):
                 check_sizes(event["value"])
-            self.done["notes"].append((str(event["key"]), event["value"]))
+            t = number(event, "t_ns", 1 << 63) if "t_ns" in event else 0  # version 1 had no times of notes
+            self.done["notes"].append((str(event["key"]), event["value"], t))
             self.counts["notes"] += 1
+        elif kind == "names":
+            self.names += tracelines.names(event, self.names)
+        elif kind == "gauge":
+            self.samples.append(tracelines.sample(event, len(self.names)))
+            self.counts["gauges"] += 1
         elif kind == "dropped":
-            count = _number(event, "count", 1 << 62)
+            count = number(event, "count", 1 << 62)
             self.drops[str(event["stream"])].append((self.counts[str(event["stream"])], count))
         else:
             raise ValueError(f"unknown event {str(kind)[:40]!r}")
@@ -130,12 +137,12 @@ class _Reader:
         held, self.held[kind] = self.held[kind], []
         try:
             self.arrays(kind, [event for _, event in held])
-        except _BAD:
+        except BAD:
             for line, event in held:  # again one by one, to name the line
                 try:
                     self.arrays(kind, [event], keep=False)
-                except _BAD as error:
-                    raise self.fail(line, _why(error)) from None
+                except BAD as error:
+                    raise self.fail(line, why(error)) from None
             raise self.fail(held[0][0], "events from here on do not fit together") from None
 
     def arrays(self, kind: str, events: list[Facts], keep: bool = True) -> None:
@@ -163,71 +170,16 @@ class _Reader:
         empty = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
         empty |= {_STREAM[kind]: np.zeros(0, dtype) for kind, dtype in _RECORDS.items()}
         streams: dict[str, Any] = {name: np.concatenate([none, *self.done[name]]) for name, none in empty.items()}
-        streams |= {"texts": self.done["texts"], "notes": self.done["notes"]}
-        return ReplaySource(self.path, self.header, streams, self.drops, self.trouble)
+        streams |= {"texts": self.done["texts"], "notes": self.done["notes"], "gauges": self.gauges()}
+        return ReplaySource(self.path, self.header, streams, self.drops, self.trouble, tuple(self.names))
 
-
-_BAD = (KeyError, TypeError, ValueError, OverflowError, IndexError)
-
-
-def _why(error: Exception) -> str:
-    return f"field {error} is missing" if isinstance(error, KeyError) else str(error)[:160]
-
-
-def _number(facts: Facts, name: str, most: int) -> int:
-    value = facts[name]
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{name} must be a whole number from 0 to {most}, not {str(value)[:40]}")
-    return value
-
-
-def check_sizes(facts: Facts) -> None:
-    """ValueError unless the sizes among an engine's facts are sizes."""
-    for name, most in SIZES.items():
-        if facts.get(name) is not None:
-            _number(facts, name, most)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not strict JSON")
-
-
-def _objects(path: Path) -> Iterator[tuple[int, Facts | None, str]]:
-    """(line number, object or None where it is not one, why)."""
-    with open(path, "rb") as file:
-        number = 0
-        while raw := file.readline(MAX_LINE + 1):
-            number += 1
-            if len(raw) > MAX_LINE:
-                yield number, None, f"longer than {MAX_LINE} bytes"
-                return
-            why = "cut in the middle of a line" if not raw.endswith(b"\n") else "not a JSON object"
-            try:
-                found = json.loads(raw.decode("utf-8"), parse_constant=_refuse)
-                if b"\\u" in raw:  # the only way to a lone surrogate, which is no text
-                    json.dumps(found, ensure_ascii=False).encode()
-            except (ValueError, RecursionError):
-                found = None
-            yield number, found if isinstance(found, dict) and raw.endswith(b"\n") else None, why
-
-
-def _header(path: Path, found: Facts | None) -> Facts:
-    if found is None or found.get("format") != FORMAT:
-        raise TraceError(f"{path}: not a trace: the first line must be a {FORMAT} header, as Recorder writes it")
-    if found.get("version") != VERSION:
-        raise TraceError(f"{path}: trace version {str(found.get('version'))[:20]}, this build reads {VERSION}")
-    if not isinstance(found.get("engine"), dict):
-        raise TraceError(f"{path}: header: engine must be an object")
-    try:
-        for name, most in LIMITS.items():
-            _number(found, name, most)
-        for other, many in (("experts", 1 << 22), ("top_k", 1 << 16)):
-            if found["layers"] * found[other] > many:
-                raise ValueError(f"layers times {other} must be at most {many}")
-        check_sizes(found["engine"])
-    except (KeyError, ValueError) as error:
-        raise TraceError(f"{path}: header: {_why(error)}") from None
-    return found
+    def gauges(self) -> np.ndarray:
+        out = np.zeros(len(self.samples), GAUGE)
+        out["value"] = np.nan
+        for row, (t, values) in zip(out, self.samples, strict=True):
+            row["t_ns"] = t
+            row["value"][: len(values)] = values
+        return out
 
 
 def replay(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> ReplaySource:
@@ -235,22 +187,22 @@ def replay(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     path = Path(path)
     if not path.is_file():
         raise TraceError(f"{path}: no such file")
-    lines = _objects(path)
+    lines = tracelines.objects(path)
     first = next(lines, (1, None, ""))
     reader = _Reader(path)
-    reader.header = _header(path, first[1])
-    for number, found, why in lines:
-        if found is None and why.startswith("cut"):
-            reader.trouble.append(f"line {number} was cut short and is left out; the {number - 1} before it are whole")
+    reader.header = tracelines.header(path, first[1])
+    for line, found, said in lines:
+        if found is None and said.startswith("cut"):
+            reader.trouble.append(f"line {line} was cut short and is left out; the {line - 1} before it are whole")
             break
         if found is None:
-            raise reader.fail(number, why)
+            raise reader.fail(line, said)
         try:
-            reader.take(number, found)
+            reader.take(line, found)
         except TraceError:
             raise
-        except _BAD as error:
-            raise reader.fail(number, _why(error)) from None
-        if progress is not None and number % _CHUNK == 0:
-            progress(number)
+        except BAD as error:
+            raise reader.fail(line, why(error)) from None
+        if progress is not None and line % _CHUNK == 0:
+            progress(line)
     return reader.result()

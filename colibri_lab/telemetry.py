@@ -7,42 +7,22 @@ out from the counters and reports how many it missed (Batch.missing).
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 from struct import Struct
+from time import perf_counter_ns as clock
 from typing import Any
 
 import numpy as np
 
-from colibri_lab.events import PAGES, SEQUENCE, SLOT, TOKEN, Phase
+from colibri_lab.events import GAUGE, GAUGES, PAGES, SEQUENCE, SLOT, TOKEN, Phase
 from colibri_lab.recorded import ReplaySource, replay
+from colibri_lab.rings import Records, Ring, raw
 from colibri_lab.trace import Batch, Cursor, Facts, Recorder, Source, TraceError
 
 __all__ = ["Batch", "Cursor", "NullTelemetry", "Recorder", "ReplaySource", "Source", "Telemetry"]
 __all__ += ["TraceError", "replay"]
 
 _U4, _U2 = (1 << 32) - 1, (1 << 16) - 1
-_CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i"}
-_PACKED = Struct("=" + "".join(_CODES[TOKEN[name].str[1:]] for name in TOKEN.names or ()))
-
-
-class _Ring:
-    """`size` rows of one or more arrays side by side. `claimed` moves before a write, `written` after it: what a reader
-    copied is whole where it was written before the copy and not claimed again until after it."""
-
-    def __init__(self, size: int, *arrays: tuple[Any, tuple[int, ...]]) -> None:
-        self.size, self.claimed, self.written = size, 0, 0
-        self.arrays = [np.zeros((size, *shape), dtype) for dtype, shape in arrays]
-
-    def read(self, at: int) -> tuple[int, int, list[np.ndarray]]:
-        """(next index, how many were missed, copies of the rows in between)."""
-        end = self.written
-        start = max(at, end - self.size)
-        rows = np.arange(start, end) % self.size
-        copies = [array[rows] for array in self.arrays]
-        lost = min(max(0, self.claimed - self.size - start), end - start)  # overwritten while they were copied
-        return end, start - at + lost, [copy[lost:] for copy in copies]
-
-    def oldest(self) -> int:
-        return max(0, self.written - self.size)
 
 
 class Telemetry:
@@ -53,16 +33,17 @@ class Telemetry:
     def __init__(self, layers: int, experts: int, top_k: int, capacity: int = 16384) -> None:
         self.layers, self.experts, self.top_k = layers, experts, top_k
         beside = (("u2", (layers, top_k)), ("f2", (layers, top_k)), ("i4", (layers,)))
-        self._tokens = _Ring(capacity, (TOKEN, ()), *beside)
-        self._pages, self._slots = _Ring(capacity, (PAGES, ())), _Ring(capacity, (SLOT, ()))
-        self._sequences = _Ring(min(capacity, 4096), (SEQUENCE, ()))
-        self._texts, self._notes = _Ring(capacity, (object, ())), _Ring(min(capacity, 1024), (object, ()))
+        self._tokens = Records(capacity, TOKEN, *beside)
+        self._pages, self._slots = Records(capacity, PAGES), Records(capacity, SLOT)
+        self._sequences = Records(min(capacity, 4096), SEQUENCE)
+        self._gauges = Ring(min(capacity, 1024), (GAUGE, ()))
+        self._texts, self._notes = Ring(capacity, (object, ())), Ring(min(capacity, 1024), (object, ()))
         # in the order they are read: a piece of text is written after its row, so its row is in the same batch
-        self._rings = {"notes": self._notes, "texts": self._texts, "sequences": self._sequences}
+        self._rings = {"notes": self._notes, "texts": self._texts, "sequences": self._sequences, "gauges": self._gauges}
         self._rings |= {"pages": self._pages, "slots": self._slots, "tokens": self._tokens}
+        self._names: dict[str, int] = {}  # of gauges, with their columns
         self._row, self._route, self._weight, self._slot = self._tokens.arrays
-        self._bytes, self._slot_bytes = (a.view("u1").reshape(-1).data for a in (self._row, self._slot))
-        self._packed_slot = Struct(f"={layers}i")
+        self._slot_bytes, self._packed_slot = raw(self._slot), Struct(f"={layers}i")
         self._columns = {name: self._row[name] for name in TOKEN.names or ()}
         self._same = np.zeros(1, TOKEN)  # what all rows of a step share
         self._facts: Facts = {}
@@ -147,17 +128,13 @@ class Telemetry:
         weight: Any,
         slot: list[int],
     ) -> None:
-        """A step of one row: numbers, route and weight [L, k], slot as a list of L ints.
-
-        After a step that read all its weights from memory no cache holds this code or its data: what it touches is what
-        it costs, so the record is packed by one small C function and not by NumPy's assignment of fields.
-        """
+        """A step of one row: numbers, route and weight [L, k], slot as a list of L ints."""
         ring = self._tokens
         at = ring.written
         ring.claimed = at + 1
         i = at % ring.size
-        _PACKED.pack_into(
-            self._bytes, i * _PACKED.size, t_ns, sequence, position, token, phase, 1,
+        ring.pack(
+            i, t_ns, sequence, position, token, phase, 1,
             latency_ns, min(attention_ns, _U4), min(io_ns, _U4), min(experts_ns, _U4), min(head_ns, _U4),
             min(faults, _U2), min(hits, _U2), min(evictions, _U2), bytes_read,
         )  # fmt: skip
@@ -184,30 +161,40 @@ class Telemetry:
             done, i = done + take, (i + take) % ring.size
         return (at + n - 1) % ring.size
 
-    def _one(self, ring: _Ring, row: tuple[Any, ...]) -> None:
-        at = ring.written
-        ring.claimed = at + 1
-        ring.arrays[0][at % ring.size] = row
-        ring.written = at + 1
-
     def page(self, t_ns: int, kind: int, layer: int, expert: int, pages: int, wait_ns: int, step: int) -> None:
-        self._one(self._pages, (t_ns, kind, layer, expert, pages, min(wait_ns, _U4), step & _U4))
+        self._pages.put((t_ns, kind, layer, expert, pages, min(wait_ns, _U4), step & _U4))
 
     def slot(self, t_ns: int, kind: int, slot: int, sequence: int, layer: int, owner: int) -> None:
-        self._one(self._slots, (t_ns, kind, slot, sequence, layer, owner))
+        self._slots.put((t_ns, kind, slot, sequence, layer, owner))
 
     def sequence(self, t_ns: int, kind: int, sequence: int, prompt_tokens: int, detail: int = 0) -> None:
-        self._one(self._sequences, (t_ns, kind, sequence, prompt_tokens, detail))
+        self._sequences.put((t_ns, kind, sequence, prompt_tokens, detail))
 
     def text(self, sequence: int, position: int, text: str) -> None:
         """The decoded piece of the token at `position` of `sequence`."""
-        self._one(self._texts, (sequence, position, text))
+        self._texts.put((sequence, position, text))
 
-    def note(self, key: str, value: Any) -> None:
-        """A rare fact (JSON-able), from any thread: a setting that changed, the model described."""
+    def gauges(self, t_ns: int, counters: Mapping[str, Any]) -> None:
+        """A sample of counters(): nested names become "pager.faults". At most GAUGES names; others are noted."""
+        values = dict(_flat(counters))
+        if new := [name for name in values if name not in self._names]:
+            room = GAUGES - len(self._names)
+            self._names = self._names | {name: len(self._names) + i for i, name in enumerate(new[:room])}
+            if new[room:] and "gauges_left_out" not in self._facts:
+                self.note("gauges_left_out", new[room:])
+        row = np.full(GAUGES, np.nan)
+        for name, at in self._names.items():
+            row[at] = values.get(name, np.nan)
+        self._gauges.put((t_ns, row))
+
+    def note(self, key: str, value: Any, t_ns: int | None = None) -> None:
+        """A rare fact (JSON-able), from any thread: a setting that changed, the model described. t_ns: None is now."""
         with self._lock:
             self._facts = {**self._facts, key: value}
-            self._one(self._notes, (key, value))
+            self._keep((key, value, clock() if t_ns is None else t_ns))
+
+    def _keep(self, note: tuple[str, Any, int]) -> None:
+        self._notes.put(note)
 
     # -- reading: any thread --
 
@@ -233,9 +220,10 @@ class Telemetry:
             with self._reading:
                 self._dropped += sum(missing.values())
         tokens, route, weight, slot = parts["tokens"]
-        pages, slots, sequences = (parts[name][0] for name in ("pages", "slots", "sequences"))
+        pages, slots, sequences, gauges = (parts[name][0] for name in ("pages", "slots", "sequences", "gauges"))
         texts, notes = (parts[name][0].tolist() for name in ("texts", "notes"))
-        return Batch(tokens, route, weight, slot, pages, slots, sequences, texts, notes, missing)
+        names = tuple(self._names)
+        return Batch(tokens, route, weight, slot, pages, slots, sequences, texts, notes, missing, gauges, names)
 
     def counters(self) -> dict[str, int]:
         """events written; dropped: events that some reader was too slow for."""
@@ -257,11 +245,15 @@ class NullTelemetry(Telemetry):
     def __init__(self, layers: int = 0, experts: int = 0, top_k: int = 0, capacity: int = 1) -> None:
         super().__init__(layers, experts, top_k, capacity)
 
-    def step(self, *_: Any, **__: Any) -> None:
+    def _nothing(self, *_: Any, **__: Any) -> None:
         return
 
-    def one(self, *_: Any, **__: Any) -> None:
-        return
+    step = one = page = slot = sequence = text = gauges = _keep = _nothing
 
-    def _one(self, ring: _Ring, row: tuple[Any, ...]) -> None:
-        return
+
+def _flat(counters: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in counters.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        elif isinstance(value, (int, float)):
+            yield before + name, float(value)

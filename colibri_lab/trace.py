@@ -1,9 +1,10 @@
 """A run's events as arrays: one Batch from any source, written to trace.jsonl and read back.
 
 Each line of a trace is one strict JSON object. The first is the header
-``{"e": "header", "format": "colibri-trace", "version": 1, "layers": L, "experts": E, "top_k": k, "engine": {...}}``;
-every other line is one event, its kind under "e" (token, page, slot, sequence, text, note, dropped) and the fields of
-events.py beside it.
+``{"e": "header", "format": "colibri-trace", "version": 2, "layers": L, "experts": E, "top_k": k, "engine": {...}}``;
+every other line is one event, its kind under "e" (token, page, slot, sequence, text, note, dropped, names, gauge) and
+the fields of events.py beside it. "names" adds names to the columns of the gauges after it. Version 1 had neither names
+nor gauges, and no times of notes; it is read too.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from colibri_lab.errors import ConfigError
+from colibri_lab.events import GAUGE
 from colibri_lab.paths import file_to_write
 
-FORMAT, VERSION = "colibri-trace", 1
-STREAMS = ("tokens", "pages", "slots", "sequences", "texts", "notes")
+FORMAT, VERSION = "colibri-trace", 2
+STREAMS = ("tokens", "pages", "slots", "sequences", "texts", "notes", "gauges")
 Facts = dict[str, Any]
 
 
@@ -44,8 +46,8 @@ class Batch:
     """Events since a cursor's last read; arrays are copies, in the order they were written.
 
     tokens TOKEN [n]; route u2 and weight f2 [n, L, k]; slot i4 [n, L]; pages PAGES; slots SLOT; sequences SEQUENCE;
-    texts [(sequence, position, piece)]; notes [(key, value)]; missing: events of each stream that were overwritten
-    before this read, all of them older than what the batch holds of that stream.
+    texts [(sequence, position, piece)]; notes [(key, value, t_ns)]; gauges GAUGE, whose first columns have these names;
+    missing: events of each stream that were overwritten before this read, older than what the batch holds of it.
     """
 
     tokens: np.ndarray
@@ -56,15 +58,17 @@ class Batch:
     slots: np.ndarray
     sequences: np.ndarray
     texts: list[tuple[int, int, str]]
-    notes: list[tuple[str, Any]]
+    notes: list[tuple[str, Any, int]]
     missing: dict[str, int] = field(default_factory=dict)
+    gauges: np.ndarray = field(default_factory=lambda: np.zeros(0, GAUGE))
+    names: tuple[str, ...] = ()
 
     @property
     def dropped(self) -> int:
         return sum(self.missing.values())
 
     def __len__(self) -> int:
-        streams = (self.tokens, self.pages, self.slots, self.sequences, self.texts, self.notes)
+        streams = (self.tokens, self.pages, self.slots, self.sequences, self.texts, self.notes, self.gauges)
         return sum(len(stream) for stream in streams)
 
 
@@ -96,11 +100,16 @@ def _plain_weights(weight: np.ndarray) -> list[Any]:
     return [[flat[(i * layers + m) * k : (i * layers + m + 1) * k] for m in range(layers)] for i in range(n)]
 
 
-def _events(batch: Batch) -> Iterator[Facts]:
+def _events(batch: Batch, known: int) -> Iterator[Facts]:
+    """The lines of a batch; `known` names of gauges were told before."""
     for stream, count in batch.missing.items():
         if count:
             yield {"e": "dropped", "stream": stream, "count": count}
-    yield from ({"e": "note", "key": key, "value": value} for key, value in batch.notes)
+    yield from ({"e": "note", "key": key, "value": value, "t_ns": t} for key, value, t in batch.notes)
+    if batch.names[known:]:
+        yield {"e": "names", "names": batch.names[known:]}
+    for t, values in zip(batch.gauges["t_ns"].tolist(), batch.gauges["value"].tolist(), strict=True):
+        yield {"e": "gauge", "t_ns": t, "value": [v if np.isfinite(v) else None for v in values[: len(batch.names)]]}
     yield from _rows("sequence", batch.sequences)
     yield from _rows("slot", batch.slots)
     yield from _rows("page", batch.pages)
@@ -124,7 +133,7 @@ class Recorder:
         self.error: Exception | None = None
         self.events = 0
         self._part = self.path.with_name(self.path.name + ".part")
-        self._source, self._cursor = telemetry, telemetry.cursor()
+        self._source, self._cursor, self._names = telemetry, telemetry.cursor(), 0
         header = {"e": "header", "format": FORMAT, "version": VERSION, "layers": telemetry.layers}
         header |= {
             "experts": telemetry.experts,
@@ -146,7 +155,9 @@ class Recorder:
 
     def _drain(self) -> None:
         assert self._file is not None
-        lines = [_line(event) for event in _events(self._source.read(self._cursor))]
+        batch = self._source.read(self._cursor)
+        lines = [_line(event) for event in _events(batch, self._names)]
+        self._names = len(batch.names)
         self._file.writelines(lines)
         self._file.flush()
         self.events += len(lines)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from time import perf_counter_ns as clock
+
 import numpy as np
 
 from colibri_lab.bench import ours
 from colibri_lab.bench.harness import Block, interleave, percentile
 from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import Shape
+from colibri_lab.engine.engine import Engine
 from colibri_lab.telemetry import NullTelemetry, Telemetry
 
 BAR = 2.0  # per cent of decode
+SAMPLES = 0.2  # the part of it that the sampled counters may cost
 CONTROL = 1.0  # per cent by which two sides that do the same may differ
 QUARTER = 0.25  # noise only ever adds time, so the best quarter of the rounds is compared
 
@@ -34,6 +38,7 @@ def run(shape: Shape | None, rounds: int = 30, tokens: int = 32, seed: int = 0) 
         sides = {"off": lambda: side(off), "on": lambda: side(on), "control": lambda: side(off)}
         interleave(2, sides)  # warm up
         blocks = interleave(rounds, sides)
+        sample_s = sampling(engine, on, prompt, tokens)
     finally:
         engine.close()
     took = {name: percentile([b.cpu_s / b.work for b in found], QUARTER) for name, found in blocks.items()}
@@ -44,7 +49,19 @@ def run(shape: Shape | None, rounds: int = 30, tokens: int = 32, seed: int = 0) 
     )
     result.add("cost of telemetry", max((took["on"] / without - 1) * 100, 0.0), "% of decode", limit=BAR)
     result.add("cost of telemetry", (took["on"] - without) * 1e6, "us a token")
+    each = "ten samples of the counters a second"
+    result.add(each, 10 * sample_s * 100, "% of decode", limit=SAMPLES)
     result.add("control: off against off", noise, "% of decode", limit=CONTROL)
     if noise > CONTROL:
         result.reasons.append(f"two sides without telemetry differ by {noise:.1f} %")
     return result
+
+
+def sampling(engine: Engine, telemetry: Telemetry, prompt: list[int], tokens: int) -> float:
+    """Seconds that one sample of the counters takes, right after a token that left nothing of it in the cache."""
+    took = []
+    for _ in engine.generate(prompt, max_tokens=tokens):
+        begin = clock()
+        engine._stepper.sampler.sample(telemetry, begin)
+        took.append(clock() - begin)
+    return percentile(took, 0.5) / 1e9

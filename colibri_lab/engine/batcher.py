@@ -15,6 +15,11 @@ class Batcher:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request runs or waits."""
+        return bool(self.running or self.waiting or self.incoming)
+
     def admit(self, most: int) -> list[Request]:
         """Move requests from waiting to running while fewer than `most` run; the caller seats them."""
         self._collect()

@@ -20,6 +20,7 @@ from . import evaluate, show
 from .interrupt import Shield
 from .loading import Parts, build, settle
 from .request import Asked, prepare, prompt_ids, text_or_ids
+from .sampler import Sampler
 from .sequence import Reason, Request, Token
 from .settings import Board, Settings
 from .show import routing_counts
@@ -39,7 +40,8 @@ class Engine:
         p = parts
         limits = {"max_batch_size": p.config.max_batch_size, "prefill_chunk": p.config.prefill_chunk}
         self._board = Board(p.config, limits, p.pager.check)
-        self._stepper = Stepper(self._board, p.transformer, p.pager, p.ahead, p.kv, p.telemetry)
+        sampler = Sampler(weakref.WeakMethod(self.counters))
+        self._stepper = Stepper(self._board, p.transformer, p.pager, p.ahead, p.kv, p.telemetry, sampler)
         self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.due)
         self._one_evaluation = threading.Lock()  # there is one spare seat for logits and perplexity
         self._numbers = iter(range(1, 1 << 32))
@@ -117,6 +119,8 @@ class Engine:
                 "decode_tokens": s.decode_tokens,
                 "sequences_started": s.started,
                 "sequences_finished": s.finished,
+                "running": len(s.batcher.running),
+                "waiting": len(s.batcher.waiting) + len(s.batcher.incoming),
             },
             "pager": p.pager.counters() | p.ahead.counters(),
             "kv": p.kv.counters(),

@@ -18,6 +18,7 @@ from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
 from ..pager.policies import policy_name
 from .batcher import Batcher
+from .sampler import Sampler
 from .sampling import log_probability
 from .sequence import SAID, Reason, Request, Token, Work, rows_of
 from .settings import Board
@@ -29,8 +30,8 @@ class Stepper:
     """Advances all running requests. Called by one thread at a time; between two calls everything is consistent."""
 
     def __init__(self, board: Board, transformer: Transformer, pager: Pager, ahead: Lookahead, kv: KVCache,
-                 telemetry: Any) -> None:  # fmt: skip
-        self._board = board
+                 telemetry: Any, sampler: Sampler) -> None:  # fmt: skip
+        self._board, self.sampler = board, sampler
         self.config = board.config  # replaced as a whole at token boundaries
         self.transformer, self.pager, self.ahead, self.kv, self.telemetry = transformer, pager, ahead, kv, telemetry
         self.closed = False  # the backend is gone: no step may run
@@ -71,6 +72,8 @@ class Stepper:
         if not works:
             return False
         begin, before = clock(), self._counts()
+        if begin >= self.sampler.due_ns:
+            self.sampler.sample(self.telemetry, begin)
         self.begin(works)
         try:
             self.transformer.forward(*self.fill(works))
@@ -123,6 +126,8 @@ class Stepper:
                 return  # an evaluation, no sequence that anybody watches
             self.finished += 1
             self.telemetry.sequence(clock(), SequenceKind.FINISH, request.number, request.prompt, int(reason))
+            if not self.batcher.busy:
+                self.sampler.sample(self.telemetry, clock())  # nobody steps from here on
 
     def _seat(self, request: Request) -> None:
         request.seat = self.kv.open(request.number)

@@ -50,7 +50,7 @@ class SlotPool:
 
     def tokens(self) -> int:
         """Tokens that hold data, over all slots (each layer of a token counts)."""
-        return sum(bits.bit_count() for bits in self.valid)
+        return sum(map(int.bit_count, self.valid))
 
 
 def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dtype: str,

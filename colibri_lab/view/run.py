@@ -6,6 +6,7 @@ from typing import Any
 
 from colibri_lab.trace import Batch, Source
 from colibri_lab.view.experts import ExpertView
+from colibri_lab.view.gauges import Gauges
 from colibri_lab.view.history import Rows
 from colibri_lab.view.kv import SlotView
 from colibri_lab.view.prose import ProseView
@@ -23,6 +24,7 @@ class RunView:
         self.slots = SlotView(int(self.about.get("kv_slots") or 0), int(self.about.get("kv_slot_size") or 0))
         self.timeline = Timeline()
         self.prose = ProseView(self.rows, layers, top_k)
+        self.gauges = Gauges()
         self.facts: dict[str, Any] = {}
         self.events = self.missing = 0
         self.epoch = 0  # counts how often a recorded run began anew
@@ -49,7 +51,7 @@ class RunView:
     def take(self, batch: Batch) -> None:
         self.events += len(batch)
         self.missing += batch.dropped
-        for key, value in batch.notes:
+        for key, value, _ in batch.notes:
             self.facts[key] = value
             if key in ("model", "settings") and isinstance(value, dict):
                 self.about.update({k: v for k, v in value.items() if v is not None})
@@ -58,6 +60,7 @@ class RunView:
         self.slots.take(batch)
         self.timeline.take(batch)
         self.prose.take(batch)
+        self.gauges.take(batch)
 
     @property
     def prompt(self) -> str:

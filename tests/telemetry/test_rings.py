@@ -91,16 +91,31 @@ def test_rare_events_and_notes():
     telemetry.slot(2, SlotKind.ALLOC, 4, 1, 0, -1)
     telemetry.sequence(3, SequenceKind.START, 1, 7)
     telemetry.text(1, 8, " mots é")
-    telemetry.note("settings", {"pace": 40})
+    telemetry.note("settings", {"pace": 40}, 7)
     batch = telemetry.read(cursor)
     assert batch.pages.tolist() == [(1, 0, 2, 3, 1, (1 << 32) - 1, 9)]
     assert batch.slots["owner"].tolist() == [-1]
     assert batch.sequences.tolist() == [(3, 0, 1, 7, 0)]
     assert batch.texts == [(1, 8, " mots é")]
-    assert batch.notes == [("settings", {"pace": 40})]
+    assert batch.notes == [("settings", {"pace": 40}, 7)]
     assert telemetry.facts == {"settings": {"pace": 40}}
     assert len(telemetry.read(cursor)) == 0
     assert "5 events" in telemetry._repr_html_()
+
+
+def test_gauges_are_flat_and_names_are_only_added():
+    telemetry = Telemetry(L, 8, K)
+    cursor = telemetry.cursor()
+    telemetry.gauges(1, {"pager": {"faults": 3, "by": {"slow": 0.5}}, "word": "no number"})
+    telemetry.gauges(2, {"kv": {"used": 2}, "pager": {"faults": 4}})
+    batch = telemetry.read(cursor)
+    assert batch.names == ("pager.faults", "pager.by.slow", "kv.used")
+    assert batch.gauges["t_ns"].tolist() == [1, 2]
+    np.testing.assert_array_equal(batch.gauges["value"][:, :3], [[3, 0.5, np.nan], [4, np.nan, 2]])
+    assert np.isnan(batch.gauges["value"][:, 3:]).all()
+    telemetry.gauges(3, {str(i): i for i in range(200)})
+    assert len(telemetry.read(cursor).names) == 192
+    assert telemetry.facts["gauges_left_out"] == [str(i) for i in range(189, 200)]
 
 
 def test_null_telemetry_keeps_nothing_but_facts():

@@ -15,7 +15,7 @@ from colibri_lab.telemetry import NullTelemetry, Recorder, Telemetry, TraceError
 from tests.widgets.fake import FakeEngine
 
 PAGE = b'{"e":"page","t_ns":-1,"kind":0,"layer":0,"expert":0,"pages":1,"wait_ns":0,"step":0}'
-STREAMS = ("tokens", "route", "weight", "slot", "pages", "slots", "sequences")
+STREAMS = ("tokens", "route", "weight", "slot", "pages", "slots", "sequences", "gauges")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,12 @@ def recorded(tmp_path_factory):
     return path, engine, engine.telemetry.read(cursor)
 
 
+def same(ours, theirs):
+    """Equal arrays; of records, field by field, so that NaN equals NaN."""
+    for name in ours.dtype.names or [...]:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
 def test_replay_gives_the_live_arrays_exactly(recorded):
     path, engine, live = recorded
     source = replay(path)
@@ -41,9 +47,11 @@ def test_replay_gives_the_live_arrays_exactly(recorded):
     for name in STREAMS:
         ours, theirs = getattr(batch, name), getattr(live, name)
         assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
+        same(ours, theirs)
     assert batch.texts == live.texts
     assert batch.notes == live.notes
+    assert batch.names == live.names
+    assert "pager.faults" in batch.names and len(batch.gauges) > 1
     assert "Recorded run" in source._repr_html_()
 
 
@@ -59,8 +67,56 @@ def test_replay_in_slices_of_time_is_the_same_as_at_once(recorded):
     parts.append(source.read(cursor))
     assert sum(len(part.tokens) > 0 for part in parts) > 5
     for name in STREAMS:
-        np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+        same(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
     assert [text for part in parts for text in part.texts] == whole.texts
+    assert [note for part in parts for note in part.notes] == whole.notes
+
+
+def test_notes_come_back_when_they_were_made(tmp_path):
+    telemetry = Telemetry(1, 2, 1)
+    for t in (10, 20, 30):
+        telemetry.sequence(t, 0, 1, 1)
+        telemetry.note("batch", {"size": t}, t + 5)
+    source = replay(Recorder(telemetry, tmp_path / "t.jsonl").close())
+    cursor = source.cursor()
+    assert [source.read_until(cursor, t).notes for t in (20, 25, 99)] == [
+        [("batch", {"size": 10}, 15)], [("batch", {"size": 20}, 25)], [("batch", {"size": 30}, 35)]]  # fmt: skip
+
+
+def test_gauges_that_appear_later_and_go_away(tmp_path):
+    telemetry = Telemetry(1, 2, 1)
+    recorder = Recorder(telemetry, tmp_path / "t.jsonl")
+    telemetry.gauges(1, {"a": {"x": 1}})
+    recorder._stop.set()
+    recorder._thread.join()
+    recorder._drain()
+    telemetry.gauges(2, {"a": {"x": 2, "y": {"z": 0.5}}})
+    telemetry.gauges(3, {"a": {"y": {"z": float("inf")}}})
+    source = replay(recorder.close())
+    batch = source.read(source.cursor())
+    assert batch.names == ("a.x", "a.y.z")
+    assert batch.gauges["t_ns"].tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(batch.gauges["value"][:, :2], [[1, np.nan], [2, 0.5], [np.nan, np.nan]])
+    assert np.isnan(batch.gauges["value"][:, 2:]).all()
+
+
+def test_a_trace_of_version_1_opens(recorded, tmp_path):
+    lines = []
+    for line in recorded[0].read_text(encoding="utf-8").split("\n")[:-1]:
+        event = json.loads(line)
+        if event["e"] == "note":
+            del event["t_ns"]
+        if event["e"] == "header":
+            event["version"] = 1
+        if event["e"] not in ("gauge", "names"):
+            lines.append(json.dumps(event) + "\n")
+    old = tmp_path / "old.jsonl"
+    old.write_text("".join(lines))
+    source, new = replay(old), replay(recorded[0])
+    batch, whole = source.read(source.cursor()), new.read(new.cursor())
+    np.testing.assert_array_equal(batch.tokens, whole.tokens)
+    assert batch.names == () and len(batch.gauges) == 0
+    assert batch.notes == [(key, value, 0) for key, value, _ in whole.notes]
 
 
 def test_a_trace_cut_in_the_middle_of_a_line_replays_what_is_whole(recorded, tmp_path):
@@ -68,7 +124,7 @@ def test_a_trace_cut_in_the_middle_of_a_line_replays_what_is_whole(recorded, tmp
     cut = tmp_path / "cut.jsonl.part"
     cut.write_bytes(b"\n".join(lines[:40]) + b"\n" + lines[40][: len(lines[40]) // 2])
     source = replay(cut)
-    assert source.counters()["events"] == 39
+    assert source.counters()["events"] == 38, "names of gauges are a line, and no event"
     assert source.trouble == ["line 41 was cut short and is left out; the 40 before it are whole"]
 
 
@@ -123,12 +179,17 @@ def after(lines, **event):
     return [*lines[:5], json.dumps(event).encode(), *lines[5:]]
 
 
+def gauge(lines, rest):
+    """The trace's header, one name and a gauge."""
+    return [lines[0], b'{"e":"names","names":["x"]}', b'{"e":"gauge","t_ns":' + rest + b"}"]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda lines: [], "not a trace"),
         (lambda lines: [b"hello", *lines], "not a trace"),
-        (lambda lines: [lines[0].replace(b'"version":1', b'"version":7'), *lines[1:]], "trace version 7"),
+        (lambda lines: [lines[0].replace(b'"version":2', b'"version":7'), *lines[1:]], "trace version 7"),
         (lambda lines: [lines[0].replace(b'"layers":3', b'"layers":-3'), *lines[1:]], "layers must be a whole number"),
         (lambda lines: [lines[0].replace(b'"layers":3', b'"layers":4'), *lines[1:]], "reshape|inhomogeneous|shape"),
         (lambda lines: [*lines[:5], b"[1, 2]", *lines[5:]], "line 6: not a JSON object"),
@@ -147,6 +208,15 @@ def after(lines, **event):
         (lambda lines: after(lines, e="slot", t_ns=1, kind=0, slot=1 << 24, sequence=1, layer=0, owner=0), "6: slot"),
         (lambda lines: after(lines, e="text", sequence=1, position=10**20, text="x"), "line 6: position must be"),
         (lambda lines: after(lines, e="text", sequence=1, position=1, text="\ud800"), "line 6: not a JSON object"),
+        (lambda lines: after(lines, e="note", key="a", value=1, t_ns=-1), "line 6: t_ns must be"),
+        (lambda lines: after(lines, e="names", names=["x"] * 2), "line 6: a name of a gauge is there twice"),
+        (lambda lines: after(lines, e="names", names=["x" * 201]), "line 6: names must be"),
+        (lambda lines: after(lines, e="names", names={"x": 1}), "line 6: names must be"),
+        (lambda lines: after(lines, e="names", names=[str(i) for i in range(193)]), "more than 192 names"),
+        (lambda lines: [*lines, b'{"e":"gauge","t_ns":1,"value":[1]}'], "value must be a list of"),
+        (lambda lines: gauge(lines, b'1,"value":[1e999]'), "line 3: value must hold numbers"),
+        (lambda lines: gauge(lines, b'1,"value":[true]'), "line 3: value must hold numbers"),
+        (lambda lines: gauge(lines, b'1.5,"value":[1]'), "line 3: t_ns must be"),
         (lambda lines: after(lines, e="dropped", stream="tokens", count=-5), "line 6: count must be"),
     ],
 )  # fmt: skip

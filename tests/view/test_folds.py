@@ -53,10 +53,12 @@ def cut(batch: Batch, cuts: dict[str, list[int]], order: list[str]) -> list[Batc
             start, end = left[name][0], left[name][1]
             del left[name][0]
             part = {f: copy.copy(getattr(batch, f)[start:end]) for f in arrays[name]}
-            pieces.append(Batch(**{**empty, **part}))
+            pieces.append(Batch(**{**empty, **part}, names=batch.names))
     for name in STREAMS:
         for start, end in zip(left[name], left[name][1:], strict=False):
-            pieces.append(Batch(**{**empty, **{f: getattr(batch, f)[start:end] for f in arrays[name]}}))
+            pieces.append(
+                Batch(**{**empty, **{f: getattr(batch, f)[start:end] for f in arrays[name]}}, names=batch.names)
+            )
     return pieces
 
 
@@ -74,6 +76,8 @@ def test_any_batching_and_interleaving_gives_the_same_picture(data):
     for name in ("sequence", "layer", "owner", "free", "fill"):
         np.testing.assert_array_equal(getattr(ours.slots, name), getattr(theirs.slots, name))
     np.testing.assert_array_equal(ours.timeline.columns, theirs.timeline.columns)
+    for name in theirs.gauges.names:
+        np.testing.assert_array_equal(ours.gauges.rate(name), theirs.gauges.rate(name))
     assert ours.timeline.first_token_ms() == theirs.timeline.first_token_ms()
 
 

@@ -35,7 +35,7 @@ class FakeEngine:
         self.free = list(range(slots))[::-1]
         self.table: dict[tuple[int, int, int], list[int]] = {}
         self.last = self.route()
-        self.next_sequence, self.step_number, self.closed = 1, 0, False
+        self.next_sequence, self.step_number, self.closed, self.due_ns = 1, 0, False, 0
         self.total = dict.fromkeys(("faults", "hits", "evictions", "decode_tokens", "prefill_tokens"), 0)
 
     def describe(self):
@@ -106,6 +106,8 @@ class FakeEngine:
             slot[0, layer] = self.kv(t, sequence, layer, int(route[layer, 0]))
         parts = [int(v * MS) for v in (0.35 * self.rng.lognormal(0, 0.1), 0.06 * faults, 0.8, 0.12)]
         took = sum(parts) + int(0.1 * MS)
+        if t >= self.due_ns:
+            self.sample(t)
         end = time.perf_counter_ns() if t_ns is None else t_ns + took
         one, weight = np.array([1]), np.full((1, self.layers, self.top_k), 1 / self.top_k, "f2")
         token = -1 if phase == Phase.PREFILL else int(self.rng.integers(4096))
@@ -116,6 +118,10 @@ class FakeEngine:
             self.total[name] += value
         self.total["prefill_tokens" if phase == Phase.PREFILL else "decode_tokens"] += 1
         return took
+
+    def sample(self, t_ns):
+        self.due_ns = t_ns + 100 * MS
+        self.telemetry.gauges(t_ns, self.counters())
 
     def kv(self, t, sequence, layer, owner):
         key = (sequence, layer, owner)
@@ -142,6 +148,7 @@ class FakeEngine:
                 self.telemetry.slot(t, SlotKind.FREE, slot, sequence, key[1], key[2])
                 self.free.append(slot)
         self.telemetry.sequence(t, SequenceKind.FINISH, sequence, 0, detail)
+        self.sample(t)
 
     def run(self, tokens, prompt_tokens=7, t_ns=1_000_000_000):
         """A whole generation on an invented clock, without waiting; returns the clock's end."""

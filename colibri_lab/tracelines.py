@@ -1,0 +1,102 @@
+"""The lines of a trace file, hostile until checked: strict JSON objects of bounded length, numbers within limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from colibri_lab.events import GAUGES
+from colibri_lab.trace import FORMAT, VERSION, Facts, TraceError
+
+MAX_LINE = 1 << 20  # bytes; a longer line is not one of ours
+MAX_NAME = 200  # characters of a gauge's name
+LIMITS = {"layers": 1024, "experts": 65535, "top_k": 1024}
+MAX_SLOTS = 1 << 24  # views hold an array of them
+SIZES = {"kv_slots": MAX_SLOTS, "kv_slot_size": 1 << 32}  # facts that views calculate with, and their limits
+SIZES |= dict.fromkeys(("expert_bytes", "expert_cache_bytes", "experts_total_bytes"), 1 << 62)
+BAD = (KeyError, TypeError, ValueError, OverflowError, IndexError)
+
+
+def why(error: Exception) -> str:
+    return f"field {error} is missing" if isinstance(error, KeyError) else str(error)[:160]
+
+
+def number(facts: Facts, name: str, most: int) -> int:
+    value = facts[name]
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{name} must be a whole number from 0 to {most}, not {str(value)[:40]}")
+    return value
+
+
+def check_sizes(facts: Facts) -> None:
+    """ValueError unless the sizes among an engine's facts are sizes."""
+    for name, most in SIZES.items():
+        if facts.get(name) is not None:
+            number(facts, name, most)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not strict JSON")
+
+
+def objects(path: Path) -> Iterator[tuple[int, Facts | None, str]]:
+    """(line number, object or None where it is not one, why)."""
+    with open(path, "rb") as file:
+        at = 0
+        while raw := file.readline(MAX_LINE + 1):
+            at += 1
+            if len(raw) > MAX_LINE:
+                yield at, None, f"longer than {MAX_LINE} bytes"
+                return
+            why = "cut in the middle of a line" if not raw.endswith(b"\n") else "not a JSON object"
+            try:
+                found = json.loads(raw.decode("utf-8"), parse_constant=_refuse)
+                if b"\\u" in raw:  # the only way to a lone surrogate, which is no text
+                    json.dumps(found, ensure_ascii=False).encode()
+            except (ValueError, RecursionError):
+                found = None
+            yield at, found if isinstance(found, dict) and raw.endswith(b"\n") else None, why
+
+
+def header(path: Path, found: Facts | None) -> Facts:
+    if found is None or found.get("format") != FORMAT:
+        raise TraceError(f"{path}: not a trace: the first line must be a {FORMAT} header, as Recorder writes it")
+    if found.get("version") not in (1, VERSION):
+        raise TraceError(f"{path}: trace version {str(found.get('version'))[:20]}, this build reads 1 and {VERSION}")
+    if not isinstance(found.get("engine"), dict):
+        raise TraceError(f"{path}: header: engine must be an object")
+    try:
+        for name, most in LIMITS.items():
+            number(found, name, most)
+        for other, many in (("experts", 1 << 22), ("top_k", 1 << 16)):
+            if found["layers"] * found[other] > many:
+                raise ValueError(f"layers times {other} must be at most {many}")
+        check_sizes(found["engine"])
+    except (KeyError, ValueError) as error:
+        raise TraceError(f"{path}: header: {why(error)}") from None
+    return found
+
+
+def names(found: Facts, known: list[str]) -> list[str]:
+    """More names of gauges; ValueError unless they are new, short and few."""
+    new = found["names"]
+    if not isinstance(new, list) or not all(isinstance(n, str) and 0 < len(n) <= MAX_NAME for n in new):
+        raise ValueError(f"names must be a list of 1 to {MAX_NAME} characters each")
+    if len(known) + len(new) > GAUGES:
+        raise ValueError(f"more than {GAUGES} names of gauges")
+    if len({*known, *new}) < len(known) + len(new):
+        raise ValueError("a name of a gauge is there twice")
+    return new
+
+
+def sample(found: Facts, known: int) -> tuple[int, np.ndarray]:
+    """(t_ns, values) of a gauge; ValueError unless there is a number or null for each known name."""
+    values = found["value"]
+    if not isinstance(values, list) or len(values) != known:
+        raise ValueError(f"value must be a list of {known} numbers, one for each name so far")
+    if not all(v is None or (type(v) in (int, float) and abs(v) < 1e300) for v in values):
+        raise ValueError("value must hold numbers and null alone")
+    return number(found, "t_ns", 1 << 63), np.array(values, "f8")  # null reads as nan
