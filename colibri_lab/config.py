@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from . import plugins
+from .combined import refuse_combinations
 from .errors import ConfigError, NotAvailable
 from .sizes import CoreMask, FilePath, Size
 from .yamlfile import read_mapping
@@ -66,7 +67,7 @@ class Config(BaseModel):
     )
     threads: int | None = key(None, "compute threads; none: all usable cores", section="engine", ge=1, le=256)
     engine_mode: Literal["sync", "async"] = key(
-        "sync", "sync: stages in order; async: stages as a pipeline", section="engine", built=["sync"]
+        "sync", "sync: stages in order; async: stages as a pipeline", section="engine"
     )
     max_batch_size: int = key(
         8,
@@ -167,10 +168,15 @@ class Config(BaseModel):
         None, "largest size of that folder", section="kv", unit="bytes", ge=0, built=[None]
     )
     dispatch_ring_size: int | None = key(
-        None, "rows of the dispatch ring", section="dispatch", unit="rows", ge=1, built=[None]
+        None,
+        "rows of a ring (async), a power of two; none: each step's",
+        section="dispatch",
+        unit="rows",
+        ge=1,
+        le=65536,
     )
     dispatch_watermark: float | None = key(
-        None, "fill at which rings change", section="dispatch", gt=0, le=1, built=[None]
+        None, "fill at which the other ring is filled (async); none: 0.75", section="dispatch", gt=0, le=1
     )
     expert_placement: Any = key(
         None, "gpu or cpu per expert, layer or pattern", section="placement", built=[None, "cpu"]
@@ -251,11 +257,7 @@ class Config(BaseModel):
                     f"{source}: {name}: {reprlib.repr(value)} is neither {options} nor an object with {needed}"
                 )
 
-        if self.router_quant_bits is not None and self.router not in ("int8_lut", "two_stage"):
-            raise ConfigError(
-                f"{source}: router_quant_bits: router {reprlib.repr(self.router)} has no codes to choose the bits of; "
-                f"int8_lut and two_stage do"
-            )
+        refuse_combinations(self, source)
 
     def _repr_html_(self) -> str:
         from html import escape

@@ -133,15 +133,45 @@ def paging_command(
         def names(given: str, all_: Sequence[str]) -> Sequence[str]:
             return all_ if given == "all" else given.split(",")
 
-        try:
-            shares = [int(part) for part in budgets.split(",")]
-        except ValueError:
-            raise ValueError(f"--budgets {budgets!r}: whole numbers by commas, as 25,50,75") from None
-        plan = paging.Plan(shares, names(policies, EVICTION), names(prefetchers, PREFETCH), tokens,
-                           rounds, threads)  # fmt: skip
+        shares, ahead = _numbers("budgets", budgets), names(prefetchers, PREFETCH)
+        plan = paging.Plan(shares, names(policies, EVICTION), ahead, tokens, rounds, threads)
         return paging.run(text, plan, None if shape == ours.EMBEDDED else decode.shape_named(shape))
 
     finish(measure, json)
+
+
+@app.command("pipeline")
+def pipeline_command(
+    shape: Annotated[str, typer.Option(help="random weights of this shape: nano, m0, m1, m2 (2 GB)")] = "m2",
+    budgets: Annotated[str, typer.Option(help="per cent of all experts, by commas")] = "50,75,90,100",
+    batches: Annotated[str, typer.Option(help="sequences that advance together, by commas")] = "1,8",
+    tokens: Annotated[int, typer.Option(min=2, help="of each sequence in a round")] = 24,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="compute threads")] = 2,
+    prefetcher: Annotated[str, typer.Option(help="of both sides")] = "none",
+    json: Json = False,
+) -> None:
+    """The asynchronous engine beside the synchronous one: speed, stage times, and what overlap could give at most."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import decode, pipeline
+        from colibri_lab.config import PREFETCH
+
+        if prefetcher not in PREFETCH:
+            raise ValueError(f"--prefetcher {prefetcher!r} is none of {', '.join(PREFETCH)}")
+        shares, together = _numbers("budgets", budgets), _numbers("batches", batches)
+        plan = pipeline.Plan(decode.shape_named(shape), shares, together, tokens, rounds, threads, prefetcher)
+        return pipeline.run(plan)
+
+    finish(measure, json)
+
+
+def _numbers(option: str, given: str) -> list[int]:
+    """Whole numbers by commas; ValueError names the option."""
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise ValueError(f"--{option} {given!r}: whole numbers by commas, as 25,50,75") from None
 
 
 def finish(measure: Callable[[], Result], as_json: bool) -> None:

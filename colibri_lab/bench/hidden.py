@@ -25,9 +25,9 @@ class Listener:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def attn_router(self, layer: int, n: int) -> None:
-        self._backend.attn_router(layer, n)
-        x = self._rows.ffn_in[:n]
+    def attn_router(self, layer: int, n: int, at: int = 0) -> None:
+        self._backend.attn_router(layer, n, at)
+        x = self._rows.ffn_in[at : at + n]
         self._sink(layer, x)
         self.heard += n
         self.distinct.update(hash((layer, row.tobytes())) for row in x)

@@ -23,7 +23,7 @@ from colibri_lab.bench.shapes import Shape
 from colibri_lab.bench.traffic import Traffic, texts, zipf_markov
 from colibri_lab.config import EVICTION, PREFETCH, several
 from colibri_lab.memory import Region
-from colibri_lab.pager.transfer import Job, Transfer
+from colibri_lab.pager.transfer import Flight, Transfer
 
 LONG = 300  # tokens written of a text that is replayed alone
 DELAY_SHARE = 0.10  # of wall time that threads may wait for a core before waits are not to be trusted
@@ -188,7 +188,10 @@ def disk_rate(path: str | Path, seconds: float = 1.0) -> float:
         while perf_counter() - begin < seconds:
             picked = order.choice(len(where), 4, replace=False)
             transfer.load(
-                [Job(where[p][0], where[p][1], space[i * size : (i + 1) * size]) for i, p in enumerate(picked.tolist())]
+                [
+                    Flight(where[p][0], where[p][1], space[i * size : (i + 1) * size])
+                    for i, p in enumerate(picked.tolist())
+                ]
             )
             done += 4 * size
         return done / (perf_counter() - begin)

@@ -54,37 +54,53 @@ def texts(beginnings: list[str], tokens: int, threads: int) -> Traffic:
                    {"temperature": 0.8, "top_k": 40, "seed": 7})  # fmt: skip
 
 
-class ZipfMarkovRouter:
-    """A router for random weights, whose own routing hardly changes from token to token: routes without looking.
+def zipf_markov_routes(layers: int, experts: int, top_k: int, tokens: int, rows: int = 1, seed: int = 0,
+                       topics: int = 6, stay: float = 0.97, exponent: float = 1.2) -> NDArray[np.int64]:  # fmt: skip
+    """Routes int64 [L, tokens * rows, k] of `rows` sequences that advance together, each with topics of its own.
 
     Each topic has its own order of a layer's experts, of which the r-th has the weight r**-exponent; a topic lasts
     1 / (1 - stay) tokens on average. The same seed gives the same routes.
     """
+    weights = -exponent * np.log(np.arange(1, experts + 1))  # logarithms, by rank
+    topic = np.zeros((tokens, rows), np.int64)
+    for row in range(rows):
+        chain = np.random.default_rng([seed, row] if row else seed)
+        now = 0
+        for token in range(tokens):
+            if chain.random() > stay:
+                now = int(chain.integers(topics))
+            topic[token, row] = now
+    routes = np.empty((layers, tokens * rows, top_k), np.int64)
+    for layer in range(layers):
+        orders = np.array([np.random.default_rng([seed, layer, t]).permutation(experts) for t in range(topics)])
+        noise = np.random.default_rng([seed, layer, 1]).gumbel(size=(tokens * rows, experts))
+        ranks = np.argsort(-(weights + noise), axis=1, kind="stable")[:, :top_k]  # without replacement, by weight
+        routes[layer] = np.take_along_axis(orders[topic.ravel()], ranks, axis=1)
+    return routes
 
-    def __init__(self, experts: int, top_k: int, seed: int = 0, topics: int = 6, stay: float = 0.97,
-                 exponent: float = 1.2) -> None:  # fmt: skip
-        self._top_k, self._seed, self._topics, self._stay = top_k, seed, topics, stay
-        self._weights = -exponent * np.log(np.arange(1, experts + 1))  # logarithms, by rank
-        self._token, self._topic = 0, 0
-        self._chain = np.random.default_rng(seed)
+
+class ImposedRouter:
+    """A router for random weights, whose own routing hardly changes from token to token: it follows given routes.
+
+    Rows come layer by layer and in order within a layer, in groups of any size.
+    """
+
+    def __init__(self, routes: NDArray[np.int64]) -> None:
+        self._routes = routes
+        self._seen = [0] * len(routes)
 
     def select(self, layer: int, logits: NDArray[np.float32]) -> tuple[Any, Any]:
-        """One row at a time, layers in order; see router.hook.Router."""
-        if len(logits) != 1:
-            raise ValueError("routes one token at a time: prefill_chunk 1 and one sequence")
-        if layer == 0:
-            self._token += 1
-            if self._chain.random() > self._stay:
-                self._topic = int(self._chain.integers(self._topics))
-        order = np.random.default_rng([self._seed, layer, self._topic]).permutation(len(self._weights))
-        noise = np.random.default_rng([self._seed, layer, self._token, 1]).gumbel(size=len(self._weights))
-        ranks = np.argsort(-(self._weights + noise), kind="stable")[: self._top_k]  # without replacement, by weight
-        return order[ranks][None], np.full((1, self._top_k), 1 / self._top_k, np.float32)
+        """See router.hook.Router."""
+        at, n = self._seen[layer], len(logits)
+        self._seen[layer] += n
+        chosen = self._routes[layer, at : at + n]
+        return chosen, np.full(chosen.shape, 1 / chosen.shape[1], np.float32)
 
 
 def zipf_markov(model: Path, shape: Shape, tokens: int, threads: int, seed: int = 0) -> Traffic:
-    """Random weights read `tokens` random ids one by one; ZipfMarkovRouter says where they go."""
+    """Random weights read `tokens` random ids one by one; zipf_markov_routes say where they go."""
     ids = np.random.default_rng(seed).integers(3, shape.vocab, tokens).tolist()
     engine = {"threads": threads, "prefill_chunk": 1, "kv_cache_max_slots": 512}
     said = f"{tokens} tokens one by one, routed by Zipf 1.2 within each of 6 topics, a topic lasts 33 tokens"
-    return Traffic(model, [ids], 1, said, engine, {}, lambda: ZipfMarkovRouter(shape.experts, shape.top_k, seed))
+    routes = zipf_markov_routes(shape.layers, shape.experts, shape.top_k, tokens + 1, seed=seed)
+    return Traffic(model, [ids], 1, said, engine, {}, lambda: ImposedRouter(routes))

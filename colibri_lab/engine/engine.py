@@ -19,6 +19,7 @@ from ..errors import EngineClosed, RequestError
 from . import evaluate, show
 from .interrupt import Shield
 from .loading import Parts, build, settle
+from .pipeline import Pipeline
 from .request import Asked, prepare, prompt_ids, text_or_ids
 from .sampler import Sampler
 from .sequence import Reason, Request, Token
@@ -125,7 +126,7 @@ class Engine:
             "pager": p.pager.counters() | p.ahead.counters(),
             "kv": p.kv.counters(),
             "router": {"selections": dispatch["rows"] // max(1, p.top_k), **routing_counts(p)},
-            "dispatch": dispatch,
+            "dispatch": dispatch | (p.transformer.counters() if isinstance(p.transformer, Pipeline) else {}),
             "host": p.host.counters(),
             "telemetry": p.telemetry.counters(),
         }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..dispatch.rings import Rings
 from ..dispatch.waves import Dispatcher
 from ..errors import ConfigError
 from ..kv.cache import KVCache
@@ -29,7 +30,9 @@ from ..router.hook import RouterHook
 from ..router.settle import settle_router, settle_weights
 from ..telemetry import NullTelemetry, Telemetry
 from .host import Host
+from .pipeline import Pipeline, Unit
 
+PIECE = 1 << 20  # bytes of expert pages that a kernel is told of at a time in async mode
 YAML = (".yaml", ".yml", ".json")
 
 
@@ -134,7 +137,8 @@ def build(config: Config) -> Parts:
         telemetry = (Telemetry if config.telemetry else NullTelemetry)(spec.layers, spec.experts, top_k)
         on_page, on_slot = (telemetry.page, telemetry.slot) if config.telemetry else (None, None)
 
-        transfer = Transfer(file, config.io_threads)
+        asynchronous = config.engine_mode == "async"
+        transfer = Transfer(file, config.io_threads, PIECE if asynchronous else None)
         stack.callback(transfer.close)
         pager = Pager(
             layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=top_k, pages=file.expert_pages,
@@ -159,9 +163,9 @@ def build(config: Config) -> Parts:
         dispatcher = Dispatcher(spec.experts, top_k)
         ahead = Lookahead(pager, partial(make_prefetchers, rows=rows, weights=weights), config.expert_prefetch_pages)
         ahead.follow(config.prefetcher)
-        transformer = Transformer(
-            backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead if ahead.active else None
-        )
+        seen = backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead if ahead.active else None
+        rings = Rings[Unit](config.dispatch_ring_size, config.dispatch_watermark)
+        transformer = Pipeline(rings, *seen) if asynchronous else Transformer(*seen)
         stack.pop_all()
     return Parts(
         config,

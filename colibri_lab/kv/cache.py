@@ -69,34 +69,38 @@ class KVCache:
         self._seats = seats
         self._placed.clear()
 
-    def place(self, layer: int, first: Sequence[int]) -> None:
+    def place(self, layer: int, first: Sequence[int], at: int = 0) -> None:
         """Find the place of each row's K/V in a layer and write it to kv_dst.
 
-        first: each row's best expert, BASE in a dense layer.
+        first: the best expert of each row from `at` on, BASE in a dense layer; a layer's rows come in order.
         Raises SlotsExhausted, which names the seat that found none.
         """
         valid, size = self.slots.valid, self.slots.size
         places: list[int] = []
         used: list[int] = []
-        for seat, expert in zip(self._seats, first, strict=True):
+        whole = len(first) == len(self._seats)
+        for seat, expert in zip(self._seats if whole else self._seats[at : at + len(first)], first, strict=True):
             table = self._tables[seat][layer]
             table.uses[expert] += 1
             slots = table.slots.get(expert)
             if slots is None:
                 slots = self._outsider(seat, layer, table, expert)
             slot = slots[-1] if slots else -1
-            at = valid[slot].bit_length() if slots else size
-            if at == size:
+            token = valid[slot].bit_length() if slots else size
+            if token == size:
                 slot = self._grow(seat, layer, table, expert)
-                at = valid[slot].bit_length()
-            valid[slot] |= 1 << at
-            places.append(slot * size + at)
+                token = valid[slot].bit_length()
+            valid[slot] |= 1 << token
+            places.append(slot * size + token)
             used.append(slot)
-        self._placed.append(used)
-        if len(places) == 1:
-            self._dst[0] = places[0]
+        if at:
+            self._placed[layer] += used
         else:
-            self._dst[: len(places)] = places
+            self._placed.append(used)
+        if len(places) == 1:
+            self._dst[at] = places[0]
+        else:
+            self._dst[at : at + len(places)] = places
 
     def _outsider(self, seat: int, layer: int, table: _Layer, expert: int) -> list[int]:
         """The slots of an expert that has none of its own: now it may get some, else the base slots."""

@@ -32,7 +32,7 @@ class Cache(Protocol):
 
     def begin(self, seats: Sequence[int]) -> None: ...
 
-    def place(self, layer: int, first: Sequence[int]) -> None: ...
+    def place(self, layer: int, first: Sequence[int], at: int = 0) -> None: ...
 
 
 class Dispatch(Protocol):
@@ -42,7 +42,7 @@ class Dispatch(Protocol):
 class Choice(Protocol):
     """A router that runs outside the backend."""
 
-    def apply(self, layer: int, n: int) -> None: ...
+    def apply(self, layer: int, n: int, at: int = 0) -> None: ...
 
 
 class Ahead(Protocol):
@@ -68,7 +68,7 @@ class Transformer:
         shape = (len(self._sparse), *rows.experts.shape)
         self.route: NDArray[np.int32] = np.full(shape, NO_EXPERT, np.int32)  # [L, R, k] choices of the step
         self.gate: NDArray[np.float32] = np.zeros(shape, np.float32)  # [L, R, k] their weights
-        self._views: dict[int, Views] = {}
+        self._views: dict[tuple[int, int], Views] = {}
         self.attention_ns = self.io_ns = self.experts_ns = 0
         self.pressed: list[object] = []  # interrupts that wait for a safe place; see engine.interrupt
 
@@ -81,7 +81,7 @@ class Transformer:
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """Rows [0, n) through all layers; rows.token, .position, .seat are set, rows of a seat in order of position."""
         backend, pager, kv = self.backend, self.pager, self.kv
-        experts, weights, route, gate = self._views.get(n) or self._view(n)
+        experts, weights, route, gate = self._views.get((0, n)) or self._view(n)
         attention = ffn = 0
         waited = pager.wait_ns
         kv.begin(seats)
@@ -124,8 +124,9 @@ class Transformer:
         self.rows.out_row[:n] = out_rows
         self.backend.head(n)
 
-    def _view(self, n: int) -> Views:
-        """Views of the first n rows, made once per n: slicing costs more than all else that Python does in a layer."""
-        views = (self.rows.experts[:n], self.rows.weights[:n], [a[:n] for a in self.route], [a[:n] for a in self.gate])
-        self._views[n] = views
+    def _view(self, n: int, at: int = 0) -> Views:
+        """Views of n rows, made once for all steps: slicing costs more than all else that Python does in a layer."""
+        rows, some = self.rows, slice(at, at + n)
+        views = rows.experts[some], rows.weights[some], [a[some] for a in self.route], [a[some] for a in self.gate]
+        self._views[at, n] = views
         return views

@@ -73,6 +73,7 @@ def bind(w: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:
         if pages.table.shape[2] < down.pages:
             raise ValueError(f"page table has {pages.table.shape[2]} pages an expert, the layout needs {down.pages}")
         array(pages.frames, "frames", (-1, PAGE), np.dtype(np.uint8))
+        array(pages.waited, "waited", (1,), np.dtype(np.int64), writeable=True)
     _kv(kv, w, rows)
     _rows(rows, w)
 
@@ -164,7 +165,10 @@ def indices(values: I32, limit: int, name: str) -> I32:
     return values
 
 
-def positions(rows: Rows, kv: KVPool, w: ModelWeights, n: int) -> None:
-    """IndexError when a row's seat or position lies outside the page table or the rotary tables."""
-    indices(rows.seat[:n], kv.where.shape[0], "seat")
-    indices(rows.position[:n], min(kv.where.shape[2], w.cos.shape[0]), "position")
+def positions(rows: Rows, kv: KVPool, w: ModelWeights, at: int, n: int) -> None:
+    """IndexError when one of the n rows from `at` on is none of the step's, or its seat or position lies outside the
+    page table or the rotary tables."""
+    if at < 0 or n < 0 or at + n > rows.capacity:
+        raise IndexError(f"rows {at} to {at + n} are outside the {rows.capacity} of a step")
+    indices(rows.seat[at : at + n], kv.where.shape[0], "seat")
+    indices(rows.position[at : at + n], min(kv.where.shape[2], w.cos.shape[0]), "position")

@@ -52,13 +52,13 @@ class CpuBackend:
         if failed:
             self._raise(failed, -1)
 
-    def attn_router(self, layer: int, n: int) -> None:
-        failed = self._attn_router(self._context, layer, n)
+    def attn_router(self, layer: int, n: int, at: int = 0) -> None:
+        failed = self._attn_router(self._context, layer, at, n)
         if failed:
-            self._raise(failed, layer)
+            self._raise(failed, layer, at)
 
-    def expert_ffn(self, layer: int, n: int, first: int, last: int) -> None:
-        failed = self._expert_ffn(self._context, layer, n, first, last)
+    def expert_ffn(self, layer: int, n: int, first: int, last: int, at: int = 0) -> None:
+        failed = self._expert_ffn(self._context, layer, at, n, first, last)
         if failed:
             self._raise(failed, layer)
 
@@ -76,10 +76,10 @@ class CpuBackend:
         if getattr(self, "_context", None) is not None:
             self.close()
 
-    def _raise(self, failed: int, layer: int) -> None:
+    def _raise(self, failed: int, layer: int, at: int = 0) -> None:
         kind, what, number = failed & 0xFF, failed >> 8 & 0xFF, failed >> 16
         if kind == NON_FINITE:
-            raise NonFiniteLogits(layer, number)
+            raise NonFiniteLogits(layer, at + number)
         if kind == MISSING_PAGE:
             raise MissingPage(f"layer {layer} expert {number} is not in memory")
         if kind == BAD_INDEX:
@@ -97,7 +97,7 @@ def open_library(level: str | None = None) -> tuple[str, c.CDLL]:
             raise build.KernelError(f"ops/abi.py and kernels/cpu/types.h disagree about {struct.__name__}")
     library.colibri_bind.argtypes, library.colibri_bind.restype = [c.c_void_p], c.c_void_p
     library.colibri_free.argtypes, library.colibri_free.restype = [c.c_void_p], None
-    for name, integers in (("embed", 1), ("attn_router", 2), ("expert_ffn", 4), ("head", 1)):
+    for name, integers in (("embed", 1), ("attn_router", 3), ("expert_ffn", 5), ("head", 1)):
         function = getattr(library, f"colibri_{name}")
         function.argtypes, function.restype = [c.c_void_p] + [c.c_int] * integers, c.c_int64
     library.colibri_route.argtypes = [c.c_void_p, c.c_void_p, c.c_int, c.c_int]

@@ -5,6 +5,9 @@ Shape legend as in types.py. A row is computed alone, so its result cannot depen
 
 from __future__ import annotations
 
+from time import perf_counter_ns as clock
+from time import sleep
+
 import numpy as np
 
 from . import checks, route
@@ -12,6 +15,7 @@ from .layout import MatrixLayout, ceil_div
 from .pack import unpack, unpack_codes
 from .routing import Routing, gate_codes
 from .types import (
+    COMING,
     F32,
     FFN,
     I32,
@@ -56,14 +60,15 @@ class ReferenceBackend:
             table = self._values(self.weights.head)
         self.rows.x[:n] = table[checks.indices(self.rows.token[:n], self.weights.vocab, "token")]
 
-    def attn_router(self, layer: int, n: int) -> None:
+    def attn_router(self, layer: int, n: int, at: int = 0) -> None:
         w, rows = self.weights, self.rows
         block = w.layers[layer]
-        checks.positions(rows, self.kv, w, n)
-        queries = [self._project(block, layer, r) for r in range(n)]  # all keys are written before the first row looks
-        for r in range(n):
+        checks.positions(rows, self.kv, w, at, n)
+        some = range(at, at + n)
+        queries = [self._project(block, layer, r) for r in some]  # all keys are written before the first row looks
+        for r in some:
             guess, seen = self._look(block, layer, r)
-            attended = self._attend(block.attention, layer, r, queries[r], seen)
+            attended = self._attend(block.attention, layer, r, queries[r - at], seen)
             out = self._matmul(block.attention.o, attended)
             if block.attention.o_bias is not None:
                 out = out + block.attention.o_bias
@@ -96,26 +101,27 @@ class ReferenceBackend:
             counted |= {"audited": 1, "wrong_selections": int(set(choice.experts.tolist()) != right)}
         routing.add(layer, choice.low, choice.top, **counted)
 
-    def expert_ffn(self, layer: int, n: int, first: int, last: int) -> None:
+    def expert_ffn(self, layer: int, n: int, first: int, last: int, at: int = 0) -> None:
         rows, kv, block = self.rows, self.kv, self.weights.layers[layer]
         dense = block.dense is not None
         if n == 0:
             return
-        used = {} if dense else self._used(layer, n, first, last)
+        some, staged = slice(at, at + n), slice(kv.staging + at, kv.staging + at + n)
+        used = {} if dense else self._used(layer, some, first, last)
         if first == 0:
-            self._sum[:n] = 0
-            target = checks.indices(rows.kv_dst[:n], len(kv.k), "kv_dst")
-            kv.k[target] = kv.k[kv.staging : kv.staging + n]
-            kv.v[target] = kv.v[kv.staging : kv.staging + n]
-            kv.where[rows.seat[:n], layer, rows.position[:n]] = target
-            kv.first[rows.seat[:n], layer, rows.position[:n]] = -1 if dense else rows.experts[:n, 0]
+            self._sum[some] = 0
+            target = checks.indices(rows.kv_dst[some], len(kv.k), "kv_dst")
+            kv.k[target] = kv.k[staged]
+            kv.v[target] = kv.v[staged]
+            kv.where[rows.seat[some], layer, rows.position[some]] = target
+            kv.first[rows.seat[some], layer, rows.position[some]] = -1 if dense else rows.experts[some, 0]
         for expert, chosen in used.items():  # ascending, so each row adds its experts in ascending index
             run = self.pages.frames[self._frames(layer, expert)].reshape(-1)
             gate, up, down = (Matrix(layout, run) for layout in self.weights.expert)
             for r, rank in chosen:
                 self._sum[r] += rows.weights[r, rank] * self._swiglu(FFN(gate, up, down), rows.ffn_in[r], paged=True)
         if dense or last == self.weights.experts:
-            for r in range(n):
+            for r in range(at, at + n):
                 self._finish(block, r)
 
     def head(self, n: int) -> None:
@@ -182,15 +188,18 @@ class ReferenceBackend:
             out[h] = weights @ values[:, group] / weights.sum()
         return out.reshape(-1)
 
-    def _used(self, layer: int, n: int, first: int, last: int) -> dict[int, list[tuple[int, int]]]:
+    def _used(self, layer: int, some: slice, first: int, last: int) -> dict[int, list[tuple[int, int]]]:
         """expert -> [(row, rank)] for experts first <= e < last, ascending; MissingPage before anything is computed."""
-        experts = checks.indices(self.rows.experts[:n], self.weights.experts, "experts")
+        experts = checks.indices(self.rows.experts[some], self.weights.experts, "experts")
         used: dict[int, list[tuple[int, int]]] = {}
         for e in np.unique(experts[(experts >= first) & (experts < last)]):
-            frames = self._frames(layer, int(e))
+            frames, begin = self._frames(layer, int(e)), clock()
+            while (frames == COMING).any():  # all of an expert at once here, in place of page by page
+                sleep(2e-5)
+                self.pages.waited[0] += -begin + (begin := clock())
             if (frames < 0).any() or (frames >= len(self.pages.frames)).any():
                 raise MissingPage(f"layer {layer} expert {e} is not in memory")
-            used[int(e)] = [(int(r), int(rank)) for r, rank in np.argwhere(experts == e)]
+            used[int(e)] = [(some.start + int(r), int(rank)) for r, rank in np.argwhere(experts == e)]
         return used
 
     def _frames(self, layer: int, expert: int) -> I32:

@@ -19,6 +19,8 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
+ABSENT, COMING = -1, -2  # entries of a page table that are no frame: not in memory; not yet, but on its way
+
 
 # Counters of attention: tokens that were read, and that exact attention would have read; rows whose experts were
 # guessed, and how many of them then chose a guessed expert first.
@@ -123,10 +125,14 @@ class KVPool:
 
 @dataclass
 class ExpertPages:
-    """The frame arena and the page table: table[l, e, g] is a frame index, -1 where the page is not in memory."""
+    """The frame arena and the page table: table[l, e, g] is a frame index, ABSENT or COMING.
+
+    Readers replace COMING by the frame while expert_ffn runs, or by ABSENT when a page will not come.
+    """
 
     frames: U8  # [F, PAGE], 64-byte aligned
     table: I32  # [L, E, G]
+    waited: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # [1] ns that expert_ffn waited
 
 
 @dataclass
@@ -205,17 +211,19 @@ class Backend(Protocol):
     def embed(self, n: int) -> None:
         """rows.x[:n] = embedding of rows.token[:n]."""
 
-    def attn_router(self, layer: int, n: int) -> None:
+    def attn_router(self, layer: int, n: int, at: int = 0) -> None:
         """Norm, QKV, RoPE, K/V to staging, attention, output projection, residual, norm, router logits and top-k.
 
-        In a dense layer the router part is left out. Raises NonFiniteLogits.
+        Of rows at <= r < at + n. In a dense layer the router part is left out. Raises NonFiniteLogits.
         """
 
-    def expert_ffn(self, layer: int, n: int, first: int, last: int) -> None:
+    def expert_ffn(self, layer: int, n: int, first: int, last: int, at: int = 0) -> None:
         """Add experts first <= e < last of rows.experts[:n] to the layer's sum, a row's experts in ascending index.
 
         The call with first == 0 starts the sum and moves K/V from staging; the call with last == E (dense layers: 0, 0)
-        adds the shared expert and then the sum to rows.x. A layer may thus run in waves of experts. Raises MissingPage.
+        adds the shared expert and then the sum to rows.x. A layer may thus run in waves of experts, of rows
+        at <= r < at + n. Pages that are COMING are waited for, and what is there is computed meanwhile. Raises
+        MissingPage.
         """
 
     def head(self, n: int) -> None:

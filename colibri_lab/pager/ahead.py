@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from .frames import Frames
-from .transfer import Flight, Job, Transfer
+from .transfer import Flight, Transfer
 
 # begun; landed before they were asked for; asked for too early; landed and never asked for; not read; not readable
 PREFETCH_COUNTERS = tuple(f"prefetch_{n}" for n in ("issued", "hits", "late", "wasted", "cancelled", "failed", "bytes"))
@@ -31,7 +31,8 @@ class Ahead:
             if not self.drop():
                 return False
         run = self._frames.take()
-        self.flights[key] = self._transfer.submit(Job(layer, expert, self._frames.view(run)), run)
+        flight = self.flights[key] = Flight(layer, expert, self._frames.view(run), run)
+        self._transfer.guess(flight)
         self.issued += 1
         return True
 

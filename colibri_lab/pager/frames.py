@@ -25,6 +25,7 @@ class Frames:
         self._region = Region(most * self.run_bytes, huge=True)
         self.array: NDArray[np.uint8] = self._region.data.reshape(most * pages, PAGE)
         self._bytes = memoryview(self._region.data)  # type: ignore[arg-type]
+        self.numbers: NDArray[np.int32] = np.arange(most * pages, dtype=np.int32)
         self._free = list(range(capacity - 1, -1, -1))  # lowest run on top: memory stays dense
 
     @property
@@ -44,6 +45,10 @@ class Frames:
     def view(self, run: int) -> memoryview:
         """The writable bytes of a run."""
         return self._bytes[run * self.run_bytes : (run + 1) * self.run_bytes]
+
+    def of(self, run: int) -> NDArray[np.int32]:
+        """The numbers of a run's frames, as they stand in the page table."""
+        return self.numbers[run * self.pages : (run + 1) * self.pages]
 
     def move(self, source: int, target: int) -> None:
         self.view(target)[:] = self.view(source)

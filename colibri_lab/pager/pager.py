@@ -3,79 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter_ns as clock
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..errors import ConfigError, PagerError
+from ..errors import PagerError
 from ..events import PageKind
-from ..memory import free_memory
-from ..ops.types import ExpertPages
-from .ahead import Ahead
-from .frames import Frames
+from ..ops.types import ABSENT
 from .phases import PhaseSplit
-from .pins import Pins
-from .policies import make_policy, victim_of
-from .policy import Policy
-from .transfer import Flight, Job, Transfer
-
-MIB = 1 << 20
-WAVE = 512 * MIB  # most bytes of one `acquire`, since an interrupt waits for its end
+from .residency import Residency
+from .transfer import Flight, Transfer, land
 
 
-class Pager:
-    """Experts of all sparse layers under one budget.
+@dataclass
+class Ticket:
+    """What was asked for and is held until it is given back: nobody throws it out, whoever asks for what."""
 
-    table int32 [L, E, G] maps a page to its frame, -1 where it is not in memory. Counts are experts, not pages.
-    on_page(t_ns, kind, layer, expert, pages, wait_ns, step) is told of faults and evictions.
-    """
+    layer: int
+    wanted: Sequence[int]
+    asked_ns: int = 0
+    flights: dict[int, Flight] = field(default_factory=dict)  # expert -> its read, where it was not in memory
+    guessed: set[int] = field(default_factory=set)  # of those, experts that had landed by then
+    reads: list[Flight] = field(default_factory=list)  # of these, the reads that had not begun as guesses
+    taken: set[int] = field(default_factory=set)  # experts whose read had begun as a guess
 
-    def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int,
-                 budget: int | None, policy: str | Policy, transfer: Transfer, on_page: Any = None,
-                 poison: bool = False, pin_after: int | None = None, pin_share: float = 0.25,
-                 prefetch: bool = False) -> None:  # fmt: skip
-        """prefetch: keep a few runs of frames for `prefetch`; pin_after: see Pins, None pins nothing."""
-        self.experts, self.top_k = experts, top_k
-        self._uses = sum(sparse) * top_k  # experts that one token uses in all layers
-        self._policy, self._transfer = make_policy(policy, experts, self._uses), transfer
-        self.on_page = on_page
-        self.step = 0  # number of the running step, for the events
+
+class Pager(Residency):
+    """Puts experts into memory: at once with `acquire`, or while others compute with `request` and `release`."""
+
+    def __init__(self, *, transfer: Transfer, **more: Any) -> None:
+        """more: see Residency."""
+        self._transfer = transfer
         self.decode = False  # whether the running step only decodes
         self.context = 1  # positions of its longest sequence
-        most = sum(sparse) * experts
-        self.frames = Frames(pages, most, 0, poison)
-        self.ahead, self._guesses = Ahead(self.frames, transfer), prefetch
         self.missed: list[int] = []  # experts of the running layer that were not in memory, for prefetchers
-        self._pins = Pins(pin_after, pin_share, layers * experts) if pin_after else None
-        self._pinned: Container[int] = self._pins.held if self._pins else ()
-        self.pin_hits = self.pin_events = 0
-        self.budget = 0
-        self.table: NDArray[np.int32] = np.full((layers, experts, pages), -1, np.int32)
-        self._run = [-1] * (layers * experts)  # key -> run, the table's short form
-        self.resident = 0
+        self._held: dict[int, int] = {}  # key -> tickets that hold it
         self._split = PhaseSplit()
-        self.faults = self.hits = self.evictions = self.bytes_read = self.wait_ns = 0
-        self.resize(self.default() if budget is None else budget)
-
-    @property
-    def arrays(self) -> ExpertPages:
-        return ExpertPages(self.frames.array, self.table)
-
-    @property
-    def least(self) -> int:
-        """Bytes of the smallest budget: one token's experts in a layer."""
-        return self.top_k * self.frames.run_bytes
-
-    @property
-    def most(self) -> int:
-        """Bytes of all experts."""
-        return self.frames.most * self.frames.run_bytes
+        self.faults = self.hits = self.pin_hits = self.bytes_read = self.wait_ns = 0
+        super().__init__(transfer=transfer, **more)
 
     @property
     def room(self) -> int:
-        """Experts that one `acquire` may ask for: all that fit, but no more than can be read in well under a second."""
+        """Experts that may be asked for at once: all that fit, but no more than can be read in well under a second."""
         return self._room
 
     @property
@@ -98,79 +67,175 @@ class Pager:
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> None:
         """Return when all wanted experts (distinct, at most `room`) are in memory; they stay until the next call."""
+        missing = self._find(layer, wanted)
+        if missing:
+            base = layer * self.experts
+            ticket = Ticket(layer, wanted, clock())
+            self._open(ticket, missing, {base + expert for expert in wanted})
+            failed: BaseException | None = None
+            try:
+                self._transfer.load(ticket.reads)
+            except BaseException as error:
+                failed = error
+            failed = self._close(ticket) or failed
+            wait = clock() - ticket.asked_ns if len(ticket.guessed) < len(missing) else 0
+            self._count(ticket, wait)
+            if failed is not None:
+                raise failed
+        self._used(layer, wanted)
+
+    def request(self, layer: int, wanted: Sequence[int]) -> Ticket:
+        """Begin to read what is missing of the wanted experts, which must fit (see `fits`), and hold them all.
+
+        Their pages are COMING in the page table until they arrive. What is asked for now is read before any guess.
+        """
+        missing, base = self._find(layer, wanted), layer * self.experts
+        if not missing and self.resident == self.frames.most:
+            self._used(layer, wanted)
+            return Ticket(layer, ())  # nobody can be thrown out, so nobody need be held
+        for expert in wanted:
+            self._held[base + expert] = self._held.get(base + expert, 0) + 1
+        ticket = Ticket(layer, wanted, clock())
+        if missing:
+            try:
+                self._open(ticket, missing, self._held)
+            except BaseException:
+                self._let_go(layer, wanted)
+                raise
+            self._transfer.send(ticket.reads)
+        return ticket
+
+    def release(self, ticket: Ticket, waited: int = 0, ended: bool = True) -> None:
+        """Give back what was requested, when its kernel has run and waited so many ns. A failed read is raised here.
+
+        ended: False where it will not be used: what is not read yet is not read any more, and nothing is raised.
+        """
+        if not ended:
+            for expert, flight in ticket.flights.items():
+                if self._held[ticket.layer * self.experts + expert] == 1:  # nobody else waits for it
+                    flight.cancel()
+        lost = None
+        if ticket.flights:
+            try:
+                lost = self._close(ticket)
+            finally:
+                self._let_go(ticket.layer, ticket.wanted)
+            self._count(ticket, waited)
+        else:
+            self._let_go(ticket.layer, ticket.wanted)
+        if ended and lost is not None:
+            raise lost
+        self._used(ticket.layer, ticket.wanted)
+
+    def fits(self, layer: int, wanted: Sequence[int]) -> bool:
+        """Whether these may be requested beside what is held."""
+        base = layer * self.experts
+        more = sum(base + expert not in self._held for expert in wanted)
+        return not self._held or len(self._held) + more <= self._room
+
+    def _find(self, layer: int, wanted: Sequence[int]) -> list[int]:
+        """Count those in memory, or on their way for somebody else, as hits; the others are returned."""
         run, base, hit, pinned = self._run, layer * self.experts, self._policy.hit, self._pinned
-        missing = None
+        missing: list[int] = []
         for expert in wanted:
             key = base + expert
-            if run[key] >= 0:
-                if key in pinned:
-                    self.pin_hits += 1
-                else:
-                    hit(key)
-            elif missing is None:
-                missing = [expert]
-            else:
+            if run[key] < 0:
                 missing.append(expert)
-        if missing is None:
-            self.hits += len(wanted)
-        else:
-            self.hits += len(wanted) - len(missing)
-            self._fault(layer, missing, {base + expert for expert in wanted})
-        if self._pins and self.decode:
-            for expert in wanted:
-                if self._pins.used(base + expert):
-                    self._pin(base + expert, True)
+            elif key in pinned:
+                self.pin_hits += 1
+            else:
+                hit(key)
+        self.hits += len(wanted) - len(missing)
+        return missing
 
-    def _fault(self, layer: int, missing: list[int], busy: set[int]) -> None:
-        start = clock()
-        base, taken, jobs = layer * self.experts, list[tuple[int, int]](), list[Job]()
-        flying: list[Flight] = []  # on their way already
-        guessed: set[int] = set()  # landed before they were asked for
+    def _open(self, ticket: Ticket, missing: list[int], busy: Container[int]) -> None:
+        """Frames for what is missing; `ticket.reads` must begin for it, guesses on their way are taken over."""
+        base = ticket.layer * self.experts
         try:
-            for expert in missing:
-                if self.resident + len(taken) >= self._keep:
-                    self._evict(busy)
-                flight = self.ahead.take(base + expert)
-                if flight is not None and not flight.cancel():
-                    flying.append(flight)
-                    if flight.landed:
-                        guessed.add(expert)
-                    taken.append((expert, flight.run))
-                    continue
-                if flight is None and not self.frames.free:
-                    self.ahead.drop(wait=True)
-                run = self.frames.take() if flight is None else flight.run
-                taken.append((expert, run))
-                jobs.append(Job(layer, expert, self.frames.view(run)))
-            if jobs:
-                self._transfer.load(jobs)
-            for flight in flying:
-                flight.wait()
-                if flight.error is not None:
-                    raise flight.error
+            try:
+                for expert in missing:
+                    if self.resident >= self._keep:
+                        self._evict(busy)
+                    self._run[base + expert] = self._fly(ticket, expert).run
+                    self.resident += 1
+            finally:  # when all that leave have left: a request is one use
+                for expert in ticket.flights:
+                    self._policy.admit(base + expert)
         except BaseException:
-            for flight in flying:
-                flight.wait()  # no frame is free while a reader still writes into it
-            for _, run in taken:
-                self.frames.release(run)
+            for flight in ticket.reads:
+                flight.cancel()
+            self._close(ticket)
+            self._count(ticket, 0)
             raise
-        wait = clock() - start if len(guessed) < len(missing) else 0
-        for expert, run in taken:
-            self._run[base + expert] = run
-            self.table[layer, expert] = range(run * self.frames.pages, (run + 1) * self.frames.pages)
-            self._policy.admit(base + expert)
-        self.resident += len(taken)
-        self.faults += len(taken) - len(guessed)
-        self.hits += len(guessed)
-        self.bytes_read += len(jobs) * self.frames.run_bytes
-        self.wait_ns += wait
-        self.ahead.bytes += len(flying) * self.frames.run_bytes
         if self._guesses:
             self.missed += missing
-        if self.on_page:
-            for expert in missing:
-                kind, waited = (PageKind.PREFETCH, 0) if expert in guessed else (PageKind.FAULT, wait)
-                self.on_page(start, kind, layer, expert, self.frames.pages, waited, self.step)
+
+    def _fly(self, ticket: Ticket, expert: int) -> Flight:
+        """The read of one missing expert, from now on told to the page table."""
+        flight = self.ahead.take(ticket.layer * self.experts + expert)
+        if flight is None or flight.cancel():
+            if flight is None and not self.frames.free:
+                self.ahead.drop(wait=True)
+            run = self.frames.take() if flight is None else flight.run
+            flight = Flight(ticket.layer, expert, self.frames.view(run), run)
+            ticket.reads.append(flight)
+        else:
+            ticket.taken.add(expert)
+            if flight.landed:
+                ticket.guessed.add(expert)
+        ticket.flights[expert] = flight
+        flight.publish(self.table[ticket.layer, expert], self.frames.of(flight.run))
+        return flight
+
+    def _close(self, ticket: Ticket) -> BaseException | None:
+        """All flights have ended when this returns; an expert that did not arrive is forgotten. The first error."""
+        error: BaseException | None = None
+        try:
+            land(list(ticket.flights.values()))
+        finally:
+            for expert, flight in ticket.flights.items():
+                if flight.error is None and not flight.cancelled:
+                    continue
+                error = error or flight.error
+                key = ticket.layer * self.experts + expert
+                self._run[key] = -1
+                self.table[ticket.layer, expert] = ABSENT
+                self._policy.forget(key)
+                self.frames.release(flight.run)
+                self.resident -= 1
+        return error
+
+    def _count(self, ticket: Ticket, wait: int) -> None:
+        """Count what arrived, and the wait for it in ns."""
+        for expert, flight in ticket.flights.items():
+            if flight.error is not None or flight.cancelled:
+                continue
+            guessed = expert in ticket.guessed
+            self.faults += not guessed
+            self.hits += guessed
+            if expert in ticket.taken:
+                self.ahead.bytes += self.frames.run_bytes
+            else:
+                self.bytes_read += self.frames.run_bytes
+            if self.on_page:
+                kind, waited = (PageKind.PREFETCH, 0) if guessed else (PageKind.FAULT, wait)
+                self.on_page(ticket.asked_ns, kind, ticket.layer, expert, self.frames.pages, waited, self.step)
+        self.wait_ns += wait
+
+    def _used(self, layer: int, wanted: Sequence[int]) -> None:
+        if self._pins and self.decode:
+            base = layer * self.experts
+            for expert in wanted:
+                if self._run[base + expert] >= 0 and self._pins.used(base + expert):
+                    self._pin(base + expert, True)
+
+    def _let_go(self, layer: int, wanted: Sequence[int]) -> None:
+        for expert in wanted:
+            key = layer * self.experts + expert
+            if self._held[key] == 1:
+                del self._held[key]
+            else:
+                self._held[key] -= 1
 
     def prefetch(self, layer: int, experts: Iterable[int]) -> None:
         """Begin to read what may be asked for soon, most wanted first; takes no frame of an expert that was asked for.
@@ -192,86 +257,6 @@ class Pager:
         """All that the running step needs of this layer is known: guesses at it that are not read yet are cancelled."""
         if self.ahead.flights:
             self.ahead.cancel(layer * self.experts, (layer + 1) * self.experts)
-
-    def _pin(self, key: int, pin: bool) -> None:
-        if pin:
-            self._policy.forget(key)  # it is not the policy's to give until it is unpinned
-            self.pin_events += 1
-        else:
-            self._policy.admit(key)
-        self._set_room()
-        if self.on_page:
-            kind = PageKind.PIN if pin else PageKind.UNPIN
-            self.on_page(clock(), kind, *divmod(key, self.experts), self.frames.pages, 0, self.step)
-
-    def _evict(self, busy: Container[int]) -> None:
-        """One expert leaves, by the policy's choice; PagerError where that is no expert that can."""
-        key = victim_of(self._policy, self._run, busy, self._pinned)
-        layer, expert = divmod(key, self.experts)
-        self._policy.forget(key)
-        run, self._run[key] = self._run[key], -1
-        self.table[layer, expert] = -1
-        self.frames.release(run)
-        self.resident -= 1
-        self.evictions += 1
-        if self.on_page:
-            self.on_page(clock(), PageKind.EVICT, layer, expert, self.frames.pages, 0, self.step)
-
-    def follow(self, chosen: str | Policy) -> None:
-        """Another policy decides from now on; what is in memory stays, in no particular order of merit."""
-        policy = make_policy(chosen, self.experts, self._uses)
-        for key, run in enumerate(self._run):
-            if run >= 0 and key not in self._pinned:
-                policy.admit(key)
-        self._policy = policy
-
-    def guess(self, wanted: bool) -> None:
-        """From now on some runs of frames are kept for guesses, or none; those on their way are given up."""
-        self._guesses = wanted
-        self.resize(self.budget)
-
-    def check(self, budget: int) -> int:
-        """The number of experts that a budget in bytes holds; ConfigError when one token's do not fit."""
-        if budget < self.least:
-            raise ConfigError(
-                f"expert_cache_bytes: {budget / MIB:.4g} MiB is too little for this model: "
-                f"one token needs {self.top_k} experts at once, so the least is {self.least / MIB:.4g} MiB"
-            )
-        return min(budget // self.frames.run_bytes, self.frames.most)
-
-    def default(self) -> int:
-        """Bytes of the budget where none was chosen: half of what memory could be had, at most all experts."""
-        held = self.resident * self.frames.run_bytes
-        return max(self.least, min(self.most, (free_memory() + held) // 2))
-
-    def resize(self, budget: int) -> None:
-        """Change the budget between steps: experts leave by policy, the rest close up, memory returns to the system."""
-        capacity = self.check(budget)
-        self.ahead.drain()
-        self.ahead.most = min(max(self.top_k, capacity // 16), capacity - self.top_k) if self._guesses else 0
-        spare = min(self.ahead.most, self.frames.most - capacity)  # runs that demand leaves to guesses
-        self._keep = capacity - spare
-        if self._pins:
-            self._pins.limit(self._keep, self.top_k)
-            for key in self._pins.over():
-                self._pin(key, False)
-        while self.resident > self._keep:
-            self._evict(())
-        used = {run for run in self._run if run >= 0}
-        holes = iter(sorted(set(range(min(capacity, self.frames.capacity))) - used))
-        for key, run in enumerate(self._run):
-            if run >= capacity:
-                hole = next(holes)
-                self.frames.move(run, hole)
-                self._run[key] = hole
-                self.table[divmod(key, self.experts)] = range(hole * self.frames.pages, (hole + 1) * self.frames.pages)
-        self._set_room()
-        self.frames.resize(capacity, {run for run in self._run if run >= 0})
-        self.budget = min(budget, self.most)
-
-    def _set_room(self) -> None:
-        pinned = len(self._pins.held) if self._pins else 0
-        self._room = min(self._keep - pinned, max(self.top_k, WAVE // self.frames.run_bytes))
 
     def _moving(self) -> tuple[int, int, int, int]:
         return self.faults, self.hits, self.ahead.hits, self.wait_ns

@@ -26,16 +26,16 @@ class RouterHook:
         self._router, self._rows, self._audit = router, rows, audit
         self.name = str(getattr(router, "name", type(router).__name__))
 
-    def apply(self, layer: int, n: int) -> None:
-        """Choose for the first n rows; RouterError names the layer and what is wrong."""
-        rows = self._rows
-        logits = rows.router_logits[:n].copy()  # a router may scribble on what it is given
+    def apply(self, layer: int, n: int, at: int = 0) -> None:
+        """Choose for n rows from `at` on; RouterError names the layer and what is wrong."""
+        rows, some = self._rows, slice(at, at + n)
+        logits = rows.router_logits[some].copy()  # a router may scribble on what it is given
         answer = self._router.select(layer, logits)
         try:
             ids, weights = (np.asarray(part) for part in answer)
         except (TypeError, ValueError):
             raise RouterError(f"router {self.name}, layer {layer}: answered no pair of (experts, weights)") from None
-        shape = rows.experts[:n].shape
+        shape = rows.experts[some].shape
         if ids.shape != shape or weights.shape != shape:
             raise RouterError(
                 f"router {self.name}, layer {layer}: experts {ids.shape} and weights {weights.shape} must be {shape}"
@@ -50,7 +50,7 @@ class RouterHook:
         if weights.dtype.kind not in "fiu" or not np.isfinite(weights).all():
             raise RouterError(f"router {self.name}, layer {layer}: weights must be finite numbers")
         if self._audit is not None:  # the backend's own choice is the exact one
-            wrong = (ordered != np.sort(rows.experts[:n], axis=1)).any(axis=1)
+            wrong = (ordered != np.sort(rows.experts[some], axis=1)).any(axis=1)
             self._audit.count(layer, audited=n, wrong_selections=int(wrong.sum()))
-        rows.experts[:n] = ids
-        rows.weights[:n] = weights
+        rows.experts[some] = ids
+        rows.weights[some] = weights

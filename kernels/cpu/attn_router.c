@@ -114,7 +114,6 @@ static void choose_unit(void *job, int r, int thread) {
 
 static int64_t check_rows(const Model *m, int l, int n) {
     if (l < 0 || l >= m->n_layers) return failure(BAD_INDEX, LAYER, l);
-    if (n < 0 || n > m->capacity) return failure(BAD_INDEX, COUNT, n);
     for (int r = 0; r < n; r++) {
         if (m->seat[r] < 0 || m->seat[r] >= m->seats) return failure(BAD_INDEX, SEAT, r);
         if (m->position[r] < 0 || m->position[r] >= min_int(m->positions, m->rope_positions))
@@ -129,11 +128,11 @@ static int64_t first_failure(const Context *c, int n) {
     return OK;
 }
 
-EXPORT int64_t colibri_attn_router(Context *c, int l, int n) {
+EXPORT int64_t colibri_attn_router(Context *c, int l, int at, int n) {
     if (!c) return failure(UNBOUND, 0, 0);
     const Model *m = &c->m;
-    int64_t failed = check_rows(m, l, n), history = 0, wide = (int64_t)n * m->hidden;
-    if (failed || n == 0) return failed;
+    int64_t failed = look_from(c, at, n), history = 0, wide = (int64_t)n * m->hidden;
+    if (failed || (failed = check_rows(m, l, n)) || n == 0) return failed;
     const Layer *layer = &m->layers[l];
     Half h = {c, layer, l, n, 1, 0};
     memset(c->status, 0, (size_t)n * sizeof *c->status);

@@ -17,5 +17,6 @@
 #include "attention.c"
 #include "attn_router.c"
 #include "expert_ffn.c"
+#include "arrival.c"
 #include "head.c"
 #include "probe.c"

@@ -19,8 +19,14 @@ typedef struct {
     int guessed;          /* whether the row's experts were guessed to choose them */
 } Sight;
 
+/* How far a job is whose pages come in while others are computed; see arrival.c. */
 typedef struct {
-    Model m;
+    _Atomic int up_next, up_done, down_next;
+} Turn;
+
+typedef struct {
+    Model m;   /* with the rows of the running call: its row 0 is row `at` of the step */
+    Model all; /* as it was bound */
     Pool pool;
     Acts in, shared_in;          /* inputs of a matrix, and of the shared expert, by row */
     Acts hidden, wide_hidden;    /* of the routed experts by (job, row), of a shared or dense network by row */
@@ -29,7 +35,9 @@ typedef struct {
     float *scores;               /* [threads][4][positions] */
     float *scratch;              /* [threads][2][scratch_len] */
     float **pointers;            /* [threads][2][R] */
+    float *partial;              /* [R * (k + 1)][H] results by (job, row), where experts come in as they arrive */
     Job *jobs;
+    Turn *turns;
     Act *job_in; /* gathered by job */
     int *job_row, *count;
     float *job_weight;
@@ -86,6 +94,7 @@ EXPORT Context *colibri_bind(const Model *model) {
     if (!layers) goto no_memory;
     memcpy(layers, m->layers, (size_t)m->n_layers * sizeof(Layer));
     m->layers = layers;
+    c->all = *m;
     for (int l = 0; l < m->n_layers; l++) {
         const Layer *layer = &m->layers[l];
         c->qkv_width = max_int(c->qkv_width, layer->qkv.rows);
@@ -107,7 +116,9 @@ EXPORT Context *colibri_bind(const Model *model) {
     c->scores = take(c, threads * 4 * (size_t)c->scores_len, sizeof(float));
     c->scratch = take(c, threads * 2 * (size_t)c->scratch_len, sizeof(float));
     c->pointers = take(c, threads * 2 * rows, sizeof(float *));
+    c->partial = take(c, pairs * (size_t)m->hidden, sizeof(float));
     c->jobs = take(c, (size_t)m->experts + 2, sizeof(Job));
+    c->turns = take(c, (size_t)m->experts + 2, sizeof(Turn));
     c->job_in = take(c, pairs, sizeof(Act));
     c->job_row = take(c, pairs, sizeof(int));
     c->job_weight = take(c, pairs, sizeof(float));
@@ -120,13 +131,28 @@ EXPORT Context *colibri_bind(const Model *model) {
     c->tally = take(c, rows, sizeof(Tally));
     if (!c->qkv || !c->attended || !c->out || !c->sum || !c->scores || !c->scratch || !c->pointers || !c->jobs ||
         !c->job_in || !c->job_row || !c->job_weight || !c->count || !c->status || !c->sight || !c->room || !c->guess ||
-        !c->codes || !c->tally)
+        !c->codes || !c->tally || !c->partial || !c->turns)
         goto no_memory;
     pool_start(&c->pool, (int)threads);
     return c;
 no_memory:
     colibri_free(c);
     return NULL;
+}
+
+/* A call's row 0 is row `at` of the step: rows are read and written where they lie, in groups of any size. */
+static int64_t look_from(Context *c, int at, int n) {
+    const Model *all = &c->all;
+    Model *m = &c->m;
+    if (at < 0 || n < 0 || n > all->capacity || at > all->capacity - n) return failure(BAD_INDEX, COUNT, n);
+    size_t row = (size_t)at;
+    m->token = all->token + row, m->position = all->position + row, m->seat = all->seat + row;
+    m->kv_dst = all->kv_dst + row, m->staging = all->staging + at;
+    m->x = all->x + row * (size_t)m->hidden, m->ffn_in = all->ffn_in + row * (size_t)m->hidden;
+    m->router_logits = all->router_logits + row * (size_t)m->experts;
+    m->weights = all->weights + row * (size_t)m->top_k;
+    m->experts_of_row = all->experts_of_row + row * (size_t)m->top_k;
+    return OK;
 }
 
 EXPORT const char *colibri_isa(void) { return ISA; }

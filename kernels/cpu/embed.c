@@ -23,7 +23,8 @@ static void embed_from_tiles(const Matrix *m, int row, float *out) {
 EXPORT int64_t colibri_embed(Context *c, int n) {
     if (!c) return failure(UNBOUND, 0, 0);
     const Model *m = &c->m;
-    if (n < 0 || n > m->capacity) return failure(BAD_INDEX, COUNT, n);
+    int64_t failed = look_from(c, 0, n);
+    if (failed) return failed;
     for (int r = 0; r < n; r++)
         if (m->token[r] < 0 || m->token[r] >= m->vocab) return failure(BAD_INDEX, TOKEN, r);
     for (int r = 0; r < n; r++) {

@@ -9,6 +9,8 @@ typedef struct {
     int l, n, parts, finish;
 } Step;
 
+static int64_t ffn_as_pages_arrive(Context *c, Step *s, int64_t work);
+
 static Run run_of(const Job *job, const Matrix *m) { return m->data ? resident(m) : job->run; }
 
 /* Row groups that fit the thread's scratch for `rows` rows: as many as possible, since long runs read faster. */
@@ -16,15 +18,17 @@ static int slice_of(const Context *c, int rows) {
     return max_int(BLOCK_GROUPS, c->scratch_len / (rows * ROWS) / BLOCK_GROUPS * BLOCK_GROUPS);
 }
 
-static void up_unit(void *arg, int unit, int thread) {
-    Step *s = arg;
-    Context *c = s->c;
-    const Job *job = &c->jobs[unit / s->parts];
+/* The row groups [*begin, *end) of gate and up that are part `part` of `parts` of a job. */
+static void up_share(const Job *job, int parts, int part, int *begin, int *end) {
+    int groups = ceil_div(job->w->gate.rows, ROWS), blocks = ceil_div(groups, BLOCK_GROUPS);
+    *begin = share(blocks, parts, part) * BLOCK_GROUPS;
+    *end = min_int(groups, share(blocks, parts, part + 1) * BLOCK_GROUPS);
+}
+
+static void up_part(Context *c, const Job *job, int parts, int part, int thread) {
     const Ffn *w = job->w;
-    int exact = c->m.exact, groups = ceil_div(w->gate.rows, ROWS), blocks = ceil_div(groups, BLOCK_GROUPS),
-        part = unit % s->parts;
-    int begin = share(blocks, s->parts, part) * BLOCK_GROUPS, slice = slice_of(c, job->rows);
-    int end = min_int(groups, share(blocks, s->parts, part + 1) * BLOCK_GROUPS);
+    int exact = c->m.exact, slice = slice_of(c, job->rows), begin, end;
+    up_share(job, parts, part, &begin, &end);
     float **gate = c->pointers + (size_t)thread * 2 * (size_t)c->m.capacity, **up = gate + c->m.capacity;
     float *scratch = c->scratch + (size_t)thread * 2 * (size_t)c->scratch_len;
     Act *hidden = job->hidden;
@@ -45,8 +49,21 @@ static void up_unit(void *arg, int unit, int thread) {
     }
 }
 
+static void up_unit(void *arg, int unit, int thread) {
+    Step *s = arg;
+    up_part(s->c, &s->c->jobs[unit / s->parts], s->parts, unit % s->parts, thread);
+}
+
 static void add_weighted(float *sum, const float *y, float weight, int n) {
     for (int i = 0; i < n; i += 16) v_put(sum, i, n, v_madd(v_at(sum, i, n), v_set1(weight), v_at(y, i, n)));
+}
+
+/* Lanes from.. of the rows' sums go to x. */
+static void add_sums(Context *c, int n, int from, int width) {
+    for (int r = 0; r < n; r++) {
+        float *x = c->m.x + (size_t)r * c->m.hidden + from, *sum = c->sum + (size_t)r * c->m.hidden + from;
+        for (int i = 0; i < width; i += 16) v_put(x, i, width, v_add(v_at(x, i, width), v_at(sum, i, width)));
+    }
 }
 
 static void down_unit(void *arg, int unit, int thread) {
@@ -67,15 +84,12 @@ static void down_unit(void *arg, int unit, int thread) {
                 add_weighted(c->sum + (size_t)c->job_row[job->first + i] * hidden + from, y[i],
                              c->job_weight[job->first + i], width);
         }
-        for (int r = 0; s->finish && r < s->n; r++) {
-            float *x = c->m.x + (size_t)r * hidden + from, *sum = c->sum + (size_t)r * hidden + from;
-            for (int i = 0; i < width; i += 16) v_put(x, i, width, v_add(v_at(x, i, width), v_at(sum, i, width)));
-        }
+        if (s->finish) add_sums(c, s->n, from, width);
     }
 }
 
-/* Jobs of the routed experts first <= e < last, ascending; rows in order within each. */
-static int64_t gather_experts(Context *c, int l, int n, int first, int last) {
+/* Jobs of the routed experts first <= e < last, ascending; rows in order within each. *coming: pages on their way. */
+static int64_t gather_experts(Context *c, int l, int n, int first, int last, int *coming) {
     const Model *m = &c->m;
     int picks = n * m->top_k, at = 0;
     memset(c->count, 0, (size_t)m->experts * sizeof *c->count);
@@ -88,8 +102,11 @@ static int64_t gather_experts(Context *c, int l, int n, int first, int last) {
         if (!c->count[e]) continue;
         if (c->count[e] > n) return failure(BAD_INDEX, EXPERT, e); /* twice in one row: no router does that */
         const int32_t *pages = m->table + ((size_t)l * m->experts + e) * m->table_pages;
-        for (int g = 0; g < m->expert_pages; g++)
-            if (pages[g] < 0 || pages[g] >= m->n_frames) return failure(MISSING_PAGE, 0, e);
+        for (int g = 0; g < m->expert_pages; g++) {
+            int32_t frame = __atomic_load_n(&pages[g], __ATOMIC_ACQUIRE);
+            if (frame == COMING) (*coming)++;
+            else if (frame < 0 || frame >= m->n_frames) return failure(MISSING_PAGE, 0, e);
+        }
         Job job = {&m->expert, {m->frames, pages}, at, 0, c->hidden.act + at};
         at += c->count[e];
         c->count[e] = c->n_jobs;
@@ -148,15 +165,16 @@ static int64_t settle(Context *c, int l, int n) {
     return OK;
 }
 
-EXPORT int64_t colibri_expert_ffn(Context *c, int l, int n, int first, int last) {
+EXPORT int64_t colibri_expert_ffn(Context *c, int l, int at, int n, int first, int last) {
     if (!c) return failure(UNBOUND, 0, 0);
     const Model *m = &c->m;
-    int64_t failed = check_rows(m, l, n), work = 0;
-    if (failed || n == 0) return failed;
+    int64_t failed = look_from(c, at, n), work = 0;
+    int coming = 0;
+    if (failed || (failed = check_rows(m, l, n)) || n == 0) return failed;
     const Layer *layer = &m->layers[l];
     Step s = {c, l, n, 1, layer->has_dense || last == m->experts};
     c->n_jobs = 0;
-    if (!layer->has_dense && (failed = gather_experts(c, l, n, first, last))) return failed;
+    if (!layer->has_dense && (failed = gather_experts(c, l, n, first, last, &coming))) return failed;
     if (first == 0) {
         if ((failed = settle(c, l, n))) return failed;
         memset(c->sum, 0, (size_t)n * m->hidden * sizeof(float));
@@ -165,6 +183,7 @@ EXPORT int64_t colibri_expert_ffn(Context *c, int l, int n, int first, int last)
     if (layer->has_dense) gather_all(c, &layer->dense, NULL, &c->in, n);
     if (layer->has_shared && s.finish) gather_all(c, &layer->shared, layer->shared_gate, &c->shared_in, n);
     for (int j = 0; j < c->n_jobs; j++) work += (int64_t)c->jobs[j].rows * c->jobs[j].w->gate.rows * m->hidden;
+    if (coming) return ffn_as_pages_arrive(c, &s, work);
     if (c->n_jobs) {
         s.parts = max_int(1, ceil_div(parts_of(c, 1 << 20, 6), c->n_jobs));
         run_units(c, up_unit, &s, c->n_jobs * s.parts, 2 * work);

@@ -58,7 +58,8 @@ EXPORT int64_t colibri_head(Context *c, int n) {
     if (!c) return failure(UNBOUND, 0, 0);
     const Model *m = &c->m;
     Heads h = {c, n};
-    if (n < 0 || n > m->capacity) return failure(BAD_INDEX, COUNT, n);
+    int64_t failed = look_from(c, 0, n);
+    if (failed) return failed;
     for (int i = 0; i < n; i++)
         if (m->out_row[i] < 0 || m->out_row[i] >= m->capacity) return failure(BAD_INDEX, OUT_ROW, i);
     run_units(c, head_input_unit, &h, n, (int64_t)n * m->hidden * 4);

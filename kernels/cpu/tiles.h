@@ -16,6 +16,12 @@ INLINE const uint8_t *page_at(Run run, int page) {
     return run.base + (size_t)(run.pages ? run.pages[page] : page) * PAGE;
 }
 
+/* The page, counted from the run's first, that holds a tile. */
+INLINE int page_of(const Matrix *m, int64_t tile) {
+    int64_t first = (PAGE - m->start % PAGE) / m->tile_bytes;
+    return (int)(m->start / PAGE + (tile < first ? 0 : 1 + (tile - first) / m->tiles_per_page));
+}
+
 INLINE Cursor cursor_at(const Matrix *m, Run run, int64_t tile) {
     Cursor c = {NULL, run, (int)(m->start / PAGE), 0, m->tile_bytes, m->tiles_per_page};
     int offset = (int)(m->start % PAGE), first = (PAGE - offset) / m->tile_bytes;

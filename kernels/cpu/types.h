@@ -1,10 +1,12 @@
 /* What Python passes, once, at bind. The ctypes twins are in colibri_lab/ops/abi.py; sizes are compared at load. */
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define PAGE 65536
+#define COMING (-2) /* of a page table's entry: not in memory yet, but on its way; -1: not in memory */
 #define ROWS 16 /* rows of a tile, lanes of a vector */
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
@@ -56,7 +58,8 @@ typedef struct {
     int32_t kv_dtype, kv_heads, head_dim, seats, positions, recent, sinks; /* recent 0: exact attention */
     /* ExpertPages */
     const uint8_t *frames;
-    const int32_t *table; /* [n_layers][experts][table_pages] */
+    const int32_t *table; /* [n_layers][experts][table_pages]; readers fill it in while a kernel runs */
+    int64_t *waited;      /* [1] nanoseconds that kernels waited for pages on their way */
     int64_t n_frames;
     int32_t table_pages, expert_pages; /* pages that the table has room for, and that an expert fills */
     /* Rows */

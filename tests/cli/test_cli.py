@@ -86,7 +86,7 @@ def test_json_is_one_strict_line(model: Path, tmp_path: Path) -> None:
         (["generate", "--set", "model_path=no/such"], "--set model_path: the model is named by --model already"),
         (["generate", "--set", "nonsense"], "must be key=value"),
         (["generate", "--set", "pace=[1"], "--set pace"),
-        (["generate", "--set", "engine_mode=async"], "engine_mode: not available yet"),
+        (["generate", "--set", "dispatch_ring_size=64"], "dispatch_ring_size: engine_mode sync has no rings"),
         (["generate", "--set", "backend=cuda"], "backend: not available yet"),
         (["generate", "--set", "expert_cache_bytes=1KiB"], "the least is"),
         (["generate", "--max-tokens", "-1"], "max_tokens"),

@@ -97,12 +97,9 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
     [
         ("backend", "cuda"),
         ("backend", "sim"),
-        ("engine_mode", "async"),
         ("batch_adapt_interval_ms", 500),
         ("kv_cache_persistence_path", "somewhere"),
         ("kv_cache_quota_bytes", "1GiB"),
-        ("dispatch_ring_size", 64),
-        ("dispatch_watermark", 0.75),
         ("expert_placement", {"0": "gpu"}),
         ("gpu_cache_bytes", 1),
         ("gpu_reset_on_exit", True),

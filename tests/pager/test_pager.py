@@ -20,7 +20,7 @@ from colibri_lab.events import PageKind
 from colibri_lab.ops.layout import PAGE
 from colibri_lab.pager.frames import Frames
 from colibri_lab.pager.policy import LRU
-from colibri_lab.pager.transfer import Job, Transfer
+from colibri_lab.pager.transfer import Flight, Transfer
 
 from .fake import FakeFile, check, make_pager
 
@@ -257,7 +257,7 @@ def test_threads_end_with_close(file: FakeFile) -> None:
     before = set(threading.enumerate())
     transfer = Transfer(file, 4)
     frames = Frames(file.pages, 5, 5)
-    transfer.load([Job(0, e, frames.view(frames.take())) for e in range(5)])
+    transfer.load([Flight(0, e, frames.view(frames.take())) for e in range(5)])
     assert any(t.name == "colibri-reader" for t in threading.enumerate())
     transfer.close()
     transfer.close()

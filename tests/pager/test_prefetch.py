@@ -17,7 +17,7 @@ from colibri_lab.ops.layout import PAGE
 from colibri_lab.pager.pager import Pager
 from colibri_lab.pager.policies import POLICIES
 from colibri_lab.pager.prefetchers import History, Neighbour
-from colibri_lab.pager.transfer import Reader
+from colibri_lab.pager.reader import Reader
 
 from .fake import FakeFile, check, make_pager
 

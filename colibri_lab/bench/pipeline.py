@@ -1,0 +1,139 @@
+"""What `engine_mode: async` is worth: the same tokens over the same routes, synchronous and asynchronous in turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri_lab.bench.harness import Block, interleave, measured
+from colibri_lab.bench.ours import make_model
+from colibri_lab.bench.result import Result
+from colibri_lab.bench.shapes import Shape
+from colibri_lab.bench.traffic import ImposedRouter, zipf_markov_routes
+from colibri_lab.engine.engine import Engine
+
+STAGES = ("attention", "experts", "io", "head")
+DELAY_SHARE = 0.10  # of wall time that threads may wait for a core before waits are not to be trusted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """budgets in per cent of all experts; batches of sequences that advance together, `tokens` each in a round."""
+
+    shape: Shape
+    budgets: Sequence[int] = (50, 75, 90, 100)
+    batches: Sequence[int] = (1, 8)
+    tokens: int = 24
+    rounds: int = 3
+    threads: int = 2
+    prefetcher: str = "none"
+
+
+@dataclass
+class Side:
+    """One engine, and what its rounds said and took: seconds a stage."""
+
+    engine: Engine
+    said: list[list[int]] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    def run(self, prompts: list[list[int]], tokens: int) -> Block:
+        cursor = self.engine.telemetry.cursor()
+        self.engine.telemetry.read(cursor)
+        ids: list[list[int]] = [[] for _ in prompts]
+        with measured(len(prompts) * tokens) as block:
+            for i, token in self.engine.generate_batch(prompts, max_tokens=tokens):
+                ids[i].append(token.id)
+        rows = self.engine.telemetry.read(cursor).tokens
+        for stage in STAGES:
+            self.stages[stage] += float(rows[f"{stage}_ns"].sum()) / 1e9  # a row has its share of its step
+        self.said += ids
+        return block
+
+
+def run(plan: Plan) -> Result:
+    """Sync against async for each batch and budget. RuntimeError when they do not say the same."""
+    result = Result(f"pipeline {plan.shape.name}")
+    path = make_model(plan.shape, 0)
+    for batch in plan.batches:
+        for share in plan.budgets:
+            _compare(result, plan, path, batch, share)
+    result.notes.append(
+        f"{plan.threads} threads, prefetcher {plan.prefetcher}; {plan.rounds} rounds in turn of {plan.tokens} tokens "
+        "for each sequence, routed by Zipf 1.2 within each of 6 topics; both sides said the same tokens"
+    )
+    result.notes.append(
+        "speed-up's limit: sync's stages in a row over the longer of its two lanes, the disk's (waiting for pages) and "
+        "the processor's (attention, experts and head, which share the same cores)"
+    )
+    return result
+
+
+def _compare(result: Result, plan: Plan, path: Path, batch: int, share: int) -> None:
+    shape, rounds = plan.shape, plan.rounds + 1
+    routes = zipf_markov_routes(shape.layers, shape.experts, shape.top_k, plan.tokens * rounds, batch)
+    prompts = np.random.default_rng(0).integers(3, shape.vocab, (batch, 1)).tolist()
+    settings: dict[str, Any] = {
+        "threads": plan.threads,
+        "max_batch_size": batch,
+        "prefill_chunk": batch,
+        "kv_cache_max_slots": 1024,
+    }
+    settings |= {"pin_after_tokens": None, "prefetcher": plan.prefetcher}
+    with ExitStack() as stack:
+
+        def side(mode: str) -> Side:
+            engine = Engine.load(path, engine_mode=mode, router=ImposedRouter(routes), **settings)
+            stack.enter_context(engine)
+            engine.settings.expert_cache_bytes = engine.describe()["experts_total_bytes"] * share // 100
+            fill(engine)
+            return Side(engine)
+
+        def turn(one: Side) -> Callable[[], Block]:
+            return lambda: one.run(prompts, plan.tokens)
+
+        sides = {mode: side(mode) for mode in ("sync", "async")}
+        turns = {mode: turn(one) for mode, one in sides.items()}
+        interleave(1, turns)  # the policy learns
+        for one in sides.values():
+            one.stages = dict.fromkeys(STAGES, 0.0)
+        blocks = interleave(plan.rounds, turns)
+        if sides["sync"].said != sides["async"].said:
+            raise RuntimeError(f"batch {batch}, {share} %: async said other tokens than sync")
+        _report(result, f"batch {batch}, {share} %", blocks, sides)
+
+
+def fill(engine: Engine) -> None:
+    """Read experts until every frame of the budget has been used, so that no run begins with cold frames."""
+    pager = engine._parts.pager
+    for layer in range(engine.spec.layers):
+        for expert in range(engine.spec.experts):
+            if pager.resident < pager.frames.capacity:
+                pager.acquire(layer, [expert])
+
+
+def _report(result: Result, name: str, blocks: dict[str, list[Block]], sides: dict[str, Side]) -> None:
+    plain, fast = blocks["sync"], blocks["async"]
+    work = sum(block.work for block in plain)
+    rate = {mode: statistics.median(b.wall_rate for b in blocks[mode]) for mode in blocks}
+    result.add(f"{name}: async", rate["async"], "tokens/s", peer="sync", peer_value=rate["sync"])
+    for mode, one in sides.items():
+        for stage, seconds in one.stages.items():
+            result.add(f"{name}: {mode} {stage}", 1e3 * seconds / work, "ms/token")
+    stages = sides["sync"].stages
+    total, disk = sum(stages.values()), stages["io"]
+    limit = total / max(disk, total - disk)
+    speedup = statistics.median(b.wall_rate / a.wall_rate for a, b in zip(plain, fast, strict=True))
+    result.add(f"{name}: speed-up", speedup, "times", limit=limit)
+    counted = sides["async"].engine.counters()["dispatch"]
+    for what in ("reads_hidden", "reads_arriving", "split_steps"):
+        result.add(f"{name}: {what}", counted[what], "")
+    delay = statistics.median(b.delay_s / b.wall_s for b in plain + fast)
+    if delay > DELAY_SHARE:
+        result.reasons.append(f"{name}: threads waited for a core {delay:.0%} of the time")

@@ -1,0 +1,190 @@
+"""`engine_mode: async`: a step's rows in groups, each layer of a group a unit that is produced, then consumed.
+
+Produce: attention, router, place, dispatch, and the reads of the experts that are missing begin. Consume: the experts
+compute, in the order in which their pages arrive. The next unit is produced before this one is consumed, so the reads
+of one group hide behind the attention and the experts of the other; with one group they hide behind the experts that
+are there already, and behind what the prefetcher foresaw. Tokens are those of the synchronous step, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns as clock
+from typing import Any
+
+import numpy as np
+
+from ..dispatch.rings import Rings
+from ..model.transformer import Ahead, Transformer
+from ..ops.types import MissingPage
+from ..pager.pager import Pager, Ticket
+
+Waves = Sequence[tuple[int, int, Sequence[int]]]
+STAGES = ("embed", "attention", "router", "place", "dispatch", "read", "ahead", "experts")
+
+
+@dataclass(slots=True)
+class Unit:
+    """One layer of one group of rows, from its attention to its experts."""
+
+    layer: int
+    at: int
+    n: int
+    waves: Waves = ()  # none in a dense layer
+    ticket: Ticket | None = None  # of a single wave; more of them are asked for one by one, as frames become free
+
+
+class Pipeline(Transformer):
+    """The forward pass in units. An error leaves with a note of its stage, layer and rows, and nothing in flight."""
+
+    pager: Pager
+
+    def __init__(self, rings: Rings[Unit], *parts: Any) -> None:
+        super().__init__(*parts)
+        self.rings = rings
+        self._stage, self._unit, self._since = "embed", Unit(-1, 0, 0), 0
+        self.ns = dict.fromkeys(STAGES, 0)  # spent so far; read: asking for pages and waiting for them
+        self.reads_hidden = self.reads_arriving = self.frame_stalls = 0
+
+    def forward(self, n: int, seats: Sequence[int]) -> None:
+        """See Transformer.forward."""
+        before = dict(self.ns)
+        groups = self.rings.deal(n, False)
+        self._unit, self._stage, self._since = Unit(-1, 0, n), "embed", clock()
+        try:
+            self.kv.begin(seats)
+            self.backend.embed(n)
+            for layer, sparse in enumerate(self._sparse):
+                for at, count in groups:
+                    self._make_room(at, count)
+                    self._produce(layer, sparse, at, count)
+                if sparse and self._early is not None:
+                    self._look(self._early, layer, n)
+                if len(groups) == 1:
+                    self._consume(n)
+            while self.rings:
+                self._consume(n)
+            self._enter("embed")
+        except BaseException as error:
+            self._drain(error)
+            raise
+        spent = {stage: self.ns[stage] - before[stage] for stage in STAGES}
+        self.io_ns, self.experts_ns = spent["read"], spent["experts"]
+        self.attention_ns = sum(spent.values()) - self.io_ns - self.experts_ns
+
+    def head(self, out_rows: Sequence[int]) -> None:
+        """See Transformer.head."""
+        try:
+            super().head(out_rows)
+        except BaseException as error:
+            error.add_note("in stage head")
+            raise
+
+    def _make_room(self, at: int, n: int) -> None:
+        """Consume until these rows have left the layer before, and the producer may go on."""
+        while self.rings.holds(at):
+            self._consume(n)
+        while self.rings.full(n):
+            self.rings.stalls += 1
+            self._consume(n)
+
+    def _produce(self, layer: int, sparse: bool, at: int, n: int) -> None:
+        self._unit = unit = Unit(layer, at, n)
+        self._enter("attention")
+        self.backend.attn_router(layer, n, at)
+        if sparse:
+            self._enter("router")
+            experts, weights, route, gate = self._views.get((at, n)) or self._view(n, at)
+            if self._router is not None:
+                self._router.apply(layer, n, at)
+            np.copyto(route[layer], experts)
+            np.copyto(gate[layer], weights)
+            chosen = experts.tolist()  # [n][k]
+            self._enter("place")
+            self.kv.place(layer, [row[0] for row in chosen], at)
+            self._enter("dispatch")
+            unit.waves = self._dispatch.split(chosen, self.pager.room)
+            if len(unit.waves) == 1:
+                self._request(unit, unit.waves[0][2])
+        else:
+            self._enter("place")
+            self.kv.place(layer, [-1] * n, at)
+        self._enter("dispatch")
+        self.rings.put(unit)
+        if self.pressed:
+            raise KeyboardInterrupt
+
+    def _request(self, unit: Unit, wanted: Sequence[int]) -> Ticket:
+        """Begin to read what is missing; while it does not fit beside what older units hold, they go first."""
+        while self.rings and not self.pager.fits(unit.layer, wanted):
+            self.frame_stalls += 1
+            self._consume(-1)
+        self._unit = unit
+        self._enter("read")
+        unit.ticket = ticket = self.pager.request(unit.layer, wanted)
+        return ticket
+
+    def _consume(self, n: int) -> None:
+        """The experts of the oldest unit. n: rows of the step."""
+        self._unit = unit = self.rings.take()
+        waited = self.pager.arrays.waited
+        for first, last, wanted in unit.waves:
+            ticket = unit.ticket or self._request(unit, wanted)
+            for flight in ticket.flights.values():
+                if flight.landed:
+                    self.reads_hidden += 1
+                else:
+                    self.reads_arriving += 1
+            self._enter("experts")
+            before = int(waited[0])
+            try:
+                self.backend.expert_ffn(unit.layer, unit.n, first, last, unit.at)
+            except MissingPage:
+                self._release(unit, 0)  # raises what the reader met
+                raise
+            self._release(unit, int(waited[0]) - before)
+            if self.pressed:
+                raise KeyboardInterrupt
+        if not unit.waves:
+            self._enter("experts")
+            self.backend.expert_ffn(unit.layer, unit.n, 0, 0, unit.at)
+        if unit.waves and self._late is not None and unit.at + unit.n == n:
+            self._look(self._late, unit.layer, n)
+
+    def _release(self, unit: Unit, waited: int) -> None:
+        self._enter("read")
+        self.ns["experts"] -= waited  # the kernel's own waiting
+        self.ns["read"] += waited
+        ticket, unit.ticket = unit.ticket, None
+        assert ticket is not None
+        self.pager.release(ticket, waited)
+
+    def _look(self, ahead: Ahead, layer: int, n: int) -> None:
+        self._enter("ahead")
+        ahead.look(layer, self.route[layer, :n].tolist())
+
+    def _enter(self, stage: str) -> None:
+        now = clock()
+        self.ns[self._stage] += now - self._since
+        self._stage, self._since = stage, now
+
+    def _drain(self, error: BaseException) -> None:
+        """Nothing is in flight or held any more; the error tells where it happened."""
+        unit, stage = self._unit, self._stage
+        for held in (unit, *self.rings.clear()):
+            if held.ticket is not None:
+                ticket, held.ticket = held.ticket, None
+                self.pager.release(ticket, ended=False)
+        where = "" if unit.layer < 0 else f", layer {unit.layer}, rows {unit.at} to {unit.at + unit.n - 1}"
+        error.add_note(f"in stage {stage}{where}")
+
+    def counters(self) -> dict[str, int | float]:
+        """Of rings and stages; reads_hidden: had landed before the experts began, reads_arriving: came meanwhile."""
+        return {
+            **self.rings.counters(),
+            "frame_stalls": self.frame_stalls,
+            "reads_hidden": self.reads_hidden,
+            "reads_arriving": self.reads_arriving,
+            **{f"{stage}_s": ns / 1e9 for stage, ns in self.ns.items()},
+        }

@@ -1,0 +1,148 @@
+"""Which experts are in memory, in which frames, under which budget, and who leaves when there is no room."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from time import perf_counter_ns as clock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from ..events import PageKind
+from ..memory import free_memory
+from ..ops.types import ABSENT, ExpertPages
+from .ahead import Ahead
+from .frames import Frames
+from .pins import Pins
+from .policies import make_policy, victim_of
+from .policy import Policy
+from .transfer import Transfer
+
+MIB = 1 << 20
+WAVE = 512 * MIB  # most bytes asked for at once, since an interrupt waits for their end
+
+
+class Residency:
+    """Experts of all sparse layers under one budget.
+
+    table int32 [L, E, G] maps a page to its frame, ABSENT where it is not in memory. Counts are experts, not pages.
+    on_page(t_ns, kind, layer, expert, pages, wait_ns, step) is told of faults and evictions.
+    """
+
+    def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int,
+                 budget: int | None, policy: str | Policy, transfer: Transfer, on_page: Any = None,
+                 poison: bool = False, pin_after: int | None = None, pin_share: float = 0.25,
+                 prefetch: bool = False) -> None:  # fmt: skip
+        """prefetch: keep a few runs of frames for guesses; pin_after: see Pins, None pins nothing."""
+        self.experts, self.top_k = experts, top_k
+        self._uses = sum(sparse) * top_k  # experts that one token uses in all layers
+        self._policy = make_policy(policy, experts, self._uses)
+        self.on_page = on_page
+        self.step = 0  # number of the running step, for the events
+        most = sum(sparse) * experts
+        self.frames = Frames(pages, most, 0, poison)
+        self.ahead, self._guesses = Ahead(self.frames, transfer), prefetch
+        self._pins = Pins(pin_after, pin_share, layers * experts) if pin_after else None
+        self._pinned: Container[int] = self._pins.held if self._pins else ()
+        self.table: NDArray[np.int32] = np.full((layers, experts, pages), ABSENT, np.int32)
+        self.arrays = ExpertPages(self.frames.array, self.table)
+        self._run = [-1] * (layers * experts)  # key -> run, the table's short form; set as soon as a read is asked for
+        self.resident = self.evictions = self.pin_events = self.budget = 0
+        self.resize(self.default() if budget is None else budget)
+
+    @property
+    def least(self) -> int:
+        """Bytes of the smallest budget: one token's experts in a layer."""
+        return self.top_k * self.frames.run_bytes
+
+    @property
+    def most(self) -> int:
+        """Bytes of all experts."""
+        return self.frames.most * self.frames.run_bytes
+
+    @property
+    def room(self) -> int:
+        """Experts that one `acquire` may ask for: all that fit, but no more than can be read in well under a second."""
+        return self._room
+
+    def _pin(self, key: int, pin: bool) -> None:
+        if pin:
+            self._policy.forget(key)  # it is not the policy's to give until it is unpinned
+            self.pin_events += 1
+        else:
+            self._policy.admit(key)
+        self._set_room()
+        if self.on_page:
+            kind = PageKind.PIN if pin else PageKind.UNPIN
+            self.on_page(clock(), kind, *divmod(key, self.experts), self.frames.pages, 0, self.step)
+
+    def _evict(self, busy: Container[int]) -> None:
+        """One expert leaves, by the policy's choice; PagerError where that is no expert that can."""
+        key = victim_of(self._policy, self._run, busy, self._pinned)
+        layer, expert = divmod(key, self.experts)
+        self._policy.forget(key)
+        run, self._run[key] = self._run[key], -1
+        self.table[layer, expert] = ABSENT
+        self.frames.release(run)
+        self.resident -= 1
+        self.evictions += 1
+        if self.on_page:
+            self.on_page(clock(), PageKind.EVICT, layer, expert, self.frames.pages, 0, self.step)
+
+    def follow(self, chosen: str | Policy) -> None:
+        """Another policy decides from now on; what is in memory stays, in no particular order of merit."""
+        policy = make_policy(chosen, self.experts, self._uses)
+        for key, run in enumerate(self._run):
+            if run >= 0 and key not in self._pinned:
+                policy.admit(key)
+        self._policy = policy
+
+    def guess(self, wanted: bool) -> None:
+        """From now on some runs of frames are kept for guesses, or none; those on their way are given up."""
+        self._guesses = wanted
+        self.resize(self.budget)
+
+    def check(self, budget: int) -> int:
+        """The number of experts that a budget in bytes holds; ConfigError when one token's do not fit."""
+        if budget < self.least:
+            raise ConfigError(
+                f"expert_cache_bytes: {budget / MIB:.4g} MiB is too little for this model: "
+                f"one token needs {self.top_k} experts at once, so the least is {self.least / MIB:.4g} MiB"
+            )
+        return min(budget // self.frames.run_bytes, self.frames.most)
+
+    def default(self) -> int:
+        """Bytes of the budget where none was chosen: half of what memory could be had, at most all experts."""
+        held = self.resident * self.frames.run_bytes
+        return max(self.least, min(self.most, (free_memory() + held) // 2))
+
+    def resize(self, budget: int) -> None:
+        """Change the budget between steps: experts leave by policy, the rest close up, memory returns to the system."""
+        capacity = self.check(budget)
+        self.ahead.drain()
+        self.ahead.most = min(max(self.top_k, capacity // 16), capacity - self.top_k) if self._guesses else 0
+        spare = min(self.ahead.most, self.frames.most - capacity)  # runs that demand leaves to guesses
+        self._keep = capacity - spare
+        if self._pins:
+            self._pins.limit(self._keep, self.top_k)
+            for key in self._pins.over():
+                self._pin(key, False)
+        while self.resident > self._keep:
+            self._evict(())
+        used = {run for run in self._run if run >= 0}
+        holes = iter(sorted(set(range(min(capacity, self.frames.capacity))) - used))
+        for key, run in enumerate(self._run):
+            if run >= capacity:
+                hole = next(holes)
+                self.frames.move(run, hole)
+                self._run[key] = hole
+                self.table[divmod(key, self.experts)] = self.frames.of(hole)
+        self._set_room()
+        self.frames.resize(capacity, {run for run in self._run if run >= 0})
+        self.budget = min(budget, self.most)
+
+    def _set_room(self) -> None:
+        pinned = len(self._pins.held) if self._pins else 0
+        self._room = min(self._keep - pinned, max(self.top_k, WAVE // self.frames.run_bytes))
