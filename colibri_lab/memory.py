@@ -60,12 +60,26 @@ def free_memory(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path(
     return free if room is None else min(free, room)
 
 
+def memory_share(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
+    """Share of memory in use, 0 to 1: the machine's, or that of the fullest control group with a limit."""
+    import psutil
+
+    machine = psutil.virtual_memory()
+    limits = [(int(machine.total), int(machine.available)), *container_limits(cgroups, membership)]
+    return max(1 - room / limit for limit, room in limits if limit)
+
+
 def container_room(cgroups: Path, membership: Path) -> int | None:
-    """Bytes left under the tightest memory limit of this process's control groups (v2 or v1); None without a limit.
+    """Bytes left under the tightest memory limit of this process's control groups; None without a limit."""
+    return min((room for _, room in container_limits(cgroups, membership)), default=None)
+
+
+def container_limits(cgroups: Path, membership: Path) -> list[tuple[int, int]]:
+    """(bytes allowed, bytes left) of each memory limit on this process's control groups (v2 or v1).
 
     Page cache that the kernel would drop at once (inactive_file) does not count as used.
     """
-    rooms = []
+    limits = []
     for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -89,8 +103,8 @@ def container_room(cgroups: Path, membership: Path) -> int | None:
             most, now = _text(place / limit).strip(), _text(place / used).strip()
             if most.isdigit() and now.isdigit() and int(most) < 1 << 60:
                 droppable = [int(v) for k, v in map(str.split, _text(place / "memory.stat").splitlines()) if k == cache]
-                rooms.append(max(0, int(most) - int(now) + sum(droppable)))
-    return min(rooms, default=None)
+                limits.append((int(most), min(int(most), max(0, int(most) - int(now) + sum(droppable)))))
+    return limits
 
 
 def usable_cores() -> int:

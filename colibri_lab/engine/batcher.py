@@ -29,12 +29,14 @@ class Batcher:
             self.running.append(admitted[-1])
         return admitted
 
-    def plan(self, chunk: int, everybody: bool = False) -> list[Work]:
+    def plan(self, chunk: int, most: int, everybody: bool = False) -> tuple[list[Work], int]:
         """Rows of the next step: one for each decoding request, then up to `chunk` prompt rows.
 
+        most: requests that advance, the oldest first; the result tells also how many are held back.
         everybody: advance also those whose last token was not fetched yet (somebody waits for a seat).
         """
-        wanted = self.running if everybody else [r for r in self.running if not r.ready]
+        able = self.running if everybody else [r for r in self.running if not r.ready]
+        wanted = able[:most]
         works = [Work(r, r.done, 1, True) for r in wanted if r.done == len(r.ids) - 1 and r.done >= r.prompt]
         for r in wanted:
             left = r.prompt - r.done
@@ -42,7 +44,7 @@ class Batcher:
                 count = min(left, chunk)
                 works.append(Work(r, r.done, count, count == left))
                 chunk -= count
-        return works
+        return works, len(able) - len(wanted)
 
     def remove(self, request: Request) -> None:
         """Forget a request, wherever it is."""

@@ -29,6 +29,7 @@ from .step import Stepper
 from .turn import Turn
 
 if TYPE_CHECKING:
+    from .probe import Probe
     from .session import Session
 
 
@@ -127,13 +128,19 @@ class Engine:
             "kv": p.kv.counters(),
             "router": {"selections": dispatch["rows"] // max(1, p.top_k), **routing_counts(p)},
             "dispatch": dispatch | (p.transformer.counters() if isinstance(p.transformer, Pipeline) else {}),
+            "batch": s.batch.counters(),
             "host": p.host.counters(),
             "telemetry": p.telemetry.counters(),
         }
 
     def describe(self) -> dict[str, Any]:
         """What is loaded and how: strict JSON values."""
-        return show.describe(self._parts, self._board.config)
+        return show.describe(self._parts, self._board.config) | {"batch_follows": self._stepper.batch.describe()}
+
+    def watch(self, probe: Probe) -> None:
+        """From the next token on the batch size follows these readings, see `batch_adapt_interval_ms`."""
+        with self._turn.take():
+            self._stepper.batch.follow(probe)
 
     def session(self) -> Session:
         """A worker thread that generates in the background, for the lab."""
@@ -172,6 +179,7 @@ class Engine:
             p.pager.close()
             p.file.close()
             p.host.restore()
+            self._stepper.batch.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter_ns as clock
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..ops.types import NonFiniteLogits
 from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
 from ..pager.policies import policy_name
+from .adapt import BatchSize
 from .batcher import Batcher
 from .sampler import Sampler
 from .sampling import log_probability
@@ -36,6 +38,8 @@ class Stepper:
         self.transformer, self.pager, self.ahead, self.kv, self.telemetry = transformer, pager, ahead, kv, telemetry
         self.closed = False  # the backend is gone: no step may run
         self.batcher = Batcher()
+        config = board.config
+        self.batch = BatchSize(config.max_batch_size, config.batch_adapt_interval_ms, partial(telemetry.note, "batch"))
         self.abandoned: deque[Request] = deque()  # appended to by any thread, even by a garbage collector
         self.steps = self.prefill_tokens = self.decode_tokens = self.started = self.finished = 0
 
@@ -55,6 +59,8 @@ class Stepper:
         if "eviction_policy" in changed:
             self.pager.follow(changed["eviction_policy"])
             changed["eviction_policy"] = policy_name(changed["eviction_policy"])
+        if "max_batch_size" in changed or "batch_adapt_interval_ms" in changed:
+            self.batch.reset(self.config.max_batch_size, self.config.batch_adapt_interval_ms)
         if "prefetcher" in changed:
             self.ahead.follow(changed["prefetcher"])
             self.transformer.follow(self.ahead if self.ahead.active else None)
@@ -66,11 +72,13 @@ class Stepper:
         """One pass; False when there was nothing to do. What stops one request is kept in its `error`."""
         if self.closed:
             raise EngineClosed("the engine is closed")
-        for request in self.batcher.admit(self.config.max_batch_size):
+        most = self.batch.now(self.batcher)
+        for request in self.batcher.admit(most):
             self._seat(request)
-        works = self.batcher.plan(self.config.prefill_chunk, everybody)
+        works, held = self.batcher.plan(self.config.prefill_chunk, most, everybody)
         if not works:
             return False
+        self.batch.held += held
         begin, before = clock(), self._counts()
         if begin >= self.sampler.due_ns:
             self.sampler.sample(self.telemetry, begin)

@@ -29,6 +29,7 @@ def test_every_promised_key_exists_with_its_facts() -> None:
         assert name in Config.model_fields
         assert Config.model_fields[name].description and Config.fact(name, "section")
     assert set(Config.live_keys()) == {
+        "batch_adapt_interval_ms",
         "expert_cache_bytes", "eviction_policy", "pace", "max_batch_size", "prefetcher", "prefill_chunk",
     }  # fmt: skip
     properties = json.loads(json.dumps(Config.model_json_schema()))["properties"]
@@ -97,7 +98,6 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
     [
         ("backend", "cuda"),
         ("backend", "sim"),
-        ("batch_adapt_interval_ms", 500),
         ("kv_cache_persistence_path", "somewhere"),
         ("kv_cache_quota_bytes", "1GiB"),
         ("expert_placement", {"0": "gpu"}),
