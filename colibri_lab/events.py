@@ -23,6 +23,7 @@ class PageKind(IntEnum):
 class SlotKind(IntEnum):
     ALLOC = 0
     FREE = 1
+    PAIR = 2  # taken as one of two at once, by one of the most used experts
 
 
 class SequenceKind(IntEnum):

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns as clock
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,7 +43,7 @@ class Engine:
         p = parts
         limits = {"max_batch_size": p.config.max_batch_size, "prefill_chunk": p.config.prefill_chunk}
         self._board = Board(p.config, limits, p.pager.check)
-        sampler = Sampler(weakref.WeakMethod(self.counters))
+        sampler = Sampler(weakref.WeakMethod(self.counters), partial(show.warnings, p))
         self._stepper = Stepper(self._board, p.transformer, p.pager, p.ahead, p.kv, p.telemetry, sampler)
         self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.due)
         self._one_evaluation = threading.Lock()  # there is one spare seat for logits and perplexity

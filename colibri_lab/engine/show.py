@@ -128,6 +128,11 @@ def _router_rows(c: dict[str, int | float]) -> dict[str, str]:
     return rows
 
 
+def warnings(parts: Any) -> list[str]:
+    """What is to be said of the routers' logits by layer, if anything."""
+    return [str(layer["warning"]) for layer in report(parts.routing, parts.file.spec.sparse) if layer["warning"]]
+
+
 def _warnings(d: dict[str, Any]) -> list[str]:
     return [layer["warning"] for layer in d["router_layers"] if layer["warning"]]
 

@@ -135,7 +135,7 @@ class Stepper:
             self.finished += 1
             self.telemetry.sequence(clock(), SequenceKind.FINISH, request.number, request.prompt, int(reason))
             if not self.batcher.busy:
-                self.sampler.sample(self.telemetry, clock())  # nobody steps from here on
+                self.sampler.sample(self.telemetry, clock(), last=True)
 
     def _seat(self, request: Request) -> None:
         request.seat = self.kv.open(request.number)

@@ -138,10 +138,12 @@ class KVCache:
         if slot >= 0:
             slots.remove(slot)
         elif (slot := self.slots.take()) >= 0:
+            kind = SlotKind.ALLOC
             if slots and owner != BASE and self._second(table, owner):
-                self._own(seat, layer, owner, slots, self.slots.take())
+                kind = SlotKind.PAIR
+                self._own(seat, layer, owner, slots, self.slots.take(), kind)
                 self.double_slots += 1
-            self._own(seat, layer, owner, slots, slot)
+            self._own(seat, layer, owner, slots, slot, kind)
             return slot
         else:
             return self._any_room(seat, table)
@@ -154,11 +156,11 @@ class KVCache:
         rank = sum((uses, -other) > mine for other, uses in table.uses.items() if other in table.slots)
         return self.rule.slots(rank) > 1 and self.slots.free > self.slots.slots // 4
 
-    def _own(self, seat: int, layer: int, owner: int, slots: list[int], slot: int) -> None:
+    def _own(self, seat: int, layer: int, owner: int, slots: list[int], slot: int, kind: int) -> None:
         slots.append(slot)
         self.base_slots += owner == BASE
         if self.on_slot:
-            self.on_slot(clock(), SlotKind.ALLOC, slot, self._sequence[seat], layer, owner)
+            self.on_slot(clock(), kind, slot, self._sequence[seat], layer, owner)
 
     def _room(self, slots: list[int]) -> int:
         """One of these slots that is not full, or -1: a spare one, or one that an overtaken expert left."""

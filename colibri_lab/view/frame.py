@@ -12,9 +12,13 @@ Arrays of a board frame (L layers, E experts, N columns, S slots up to the last 
     count  u1|u2 [N, 3] faults, hits, evictions
     flag   u1 [N]       bit 0 prefill, bit 1 rows were missed before it, bit 2 of the sequence whose text is shown
     place  u2|u4 [N]    position of the row in its sequence
-    owner  u2|u4 [S]    0 never used, 1 shared base slot, else 2 + layer * E + expert; plus header.freed if free again
-    fill   u1 [S/2]     4 bits a slot, low half first: valid tokens in 1/15 of the slot, 0 only where empty
+    slot   u2|u4 [S]    bits 0-2 valid tokens in 1/7 of the slot, 0 only where empty; bits 3-4 kind: 0 an expert's own,
+                        1 of two taken at once, 2 shared base slot, 3 free (bit 0: used before); from bit 5 on
+                        layer * E + expert, or layer * len(header.owners) + i, the i-th of these sequences
     bins   u2 [48]      tokens of each latency bin from 0 to header.ms_end
+    sys    u1 [R, M]    lines of the systems (systems.SYSTEMS), those that header.rows names: see strips.packed
+    age    u2 [M]       tenths of a second from the end of each column of sys to that of the last
+    when   u1 [N]       the column of sys that each token fell into, 255 where there is none yet
     route  u1|u2 [T, L, k']  experts of each new piece; the highest value where unknown; k' is 1 where L * k > 64
 """
 
@@ -26,10 +30,13 @@ from typing import Any
 import numpy as np
 
 from colibri_lab.events import NO_EXPERT, Phase
+from colibri_lab.view import strips
 from colibri_lab.view.prose import Pieces
 from colibri_lab.view.run import RunView
+from colibri_lab.view.systems import SYSTEMS
 
-MAGIC, COLUMNS, PIECES, RECENT_STEPS = b"CLB1", 160, 96, 2
+MAGIC, COLUMNS, PIECES, RECENT_STEPS = b"CLB1", 128, 96, 2
+DOUBLE_SLOT, BASE_SLOT, FREE_SLOT = 1, 2, 3
 Arrays = dict[str, np.ndarray]
 
 
@@ -101,29 +108,48 @@ def strip(view: RunView, columns: int = COLUMNS) -> tuple[Arrays, float]:
     return arrays | {"flag": flag.astype("u1"), "place": smallest(rows["position"], "u2")}, unit
 
 
-def slots(view: RunView) -> Arrays:
+def slots(view: RunView) -> tuple[list[int], np.ndarray]:
+    """(sequences that own slots where these are coloured by sequence, else none; slot: see the module's text)."""
     pool = view.slots
     used = pool.sequence >= 0  # now or before
     last = int(np.flatnonzero(used)[-1]) + 1 if used.any() else 0
-    last += last % 2
-    kind = np.where(pool.owner < 0, 1, 2 + pool.layer * view.n_experts + pool.owner)
-    owner = np.where(used, kind + np.where(pool.free, freed(view), 0), 0)[:last]
+    used, free, owner, layer = used[:last], pool.free[:last], pool.owner[:last], pool.layer[:last]
+    owners = np.unique(pool.sequence[:last][~free]) if view.hue == "sequence" else np.zeros(0, "i8")
+    if view.hue == "sequence":
+        who = np.minimum(np.searchsorted(owners, pool.sequence[:last]), max(len(owners) - 1, 0))
+        number = layer * max(len(owners), 1) + who
+    else:
+        number = layer * view.n_experts + np.maximum(owner, 0)
     size = pool.slot_size or max(1, int(pool.fill.max(initial=0)))
-    fill = np.minimum(-(-pool.fill[:last] * 15 // size), 15).astype("u1")
-    if len(owner) < last:  # an odd pool, full to its end
-        owner, fill = np.append(owner, 0), np.append(fill, np.uint8(0))
-    return {"owner": smallest(owner, "u2"), "fill": fill[0::2] | fill[1::2] << 4}
+    fill = np.minimum(-(-pool.fill[:last] * 7 // size), 7)
+    kind = np.where(owner < 0, BASE_SLOT, np.where(pool.double[:last], DOUBLE_SLOT, 0))
+    packed = np.where(free, FREE_SLOT << 3 | used, number << 5 | kind << 3 | fill)
+    return owners.tolist(), smallest(packed, "u2")
 
 
-def freed(view: RunView) -> int:
-    """What is added to the owner of a slot that is free again."""
-    return 1 << 15 if view.layers * view.n_experts + 2 < 1 << 15 else 1 << 31
+def systems(view: RunView) -> tuple[dict[str, Any], Arrays]:
+    """(header fields, arrays) of the systems' panels."""
+    window = strips.Window(view.gauges)
+    header, lines = strips.packed(window)
+    header["marks"] = [strips.marks(view.notes, window, system.notes) for system in SYSTEMS]
+    header["warnings"] = view.warnings
+    ends = window.ends_ns
+    age = np.minimum((ends[-1:] - ends) // 10**8, 65535)
+    when = np.searchsorted(ends, view.timeline.columns["t_ns"][-COLUMNS:])
+    when[when == len(ends)] = strips.NONE
+    return header, {"sys": lines, "age": age.astype("u2"), "when": when.astype("u1")}
 
 
 def routes(view: RunView, pieces: Pieces) -> np.ndarray:
     route = pieces.route if view.layers * view.top_k <= 64 else pieces.route[:, :, :1]
     narrow = "u1" if view.n_experts < 255 else "u2"
     return np.where(route == NO_EXPERT, np.iinfo(narrow).max, route).astype(narrow)
+
+
+def spilled(view: RunView) -> int | None:
+    """Slots whose tokens lie in a file now; None where nothing spills."""
+    value = view.gauges.last("persistence.slots_spilled")
+    return None if value is None else int(value)
 
 
 def figures(view: RunView) -> dict[str, Any]:
@@ -146,7 +172,7 @@ def figures(view: RunView) -> dict[str, Any]:
         "resident_bytes": view.resident_bytes,
         "budget": view.budget_bytes,
         "total": view.about.get("experts_total_bytes"),
-        "kv": [view.slots.used, len(view.slots.sequence), view.slots.peak],
+        "kv": [view.slots.used, len(view.slots.sequence), view.slots.peak, view.slots.slot_size, spilled(view)],
         "window": experts.window,
         "missed": view.missing,
         "sequences": time.started,
@@ -159,6 +185,7 @@ def board_frame(view: RunView, state: dict[str, Any], after: int) -> tuple[bytes
     cell, peak = cells(view)
     columns, unit = strip(view)
     bins, end = view.timeline.histogram()
+    owners, slot = slots(view)
     header = {
         **state,
         **figures(view),
@@ -166,14 +193,16 @@ def board_frame(view: RunView, state: dict[str, Any], after: int) -> tuple[bytes
         "E": view.n_experts,
         "k": view.top_k,
         "peak": round(peak, 4),
-        "freed": freed(view),
+        "owners": owners,
         "unit_us": unit,
         "ms_end": end,
         "gaps": [int(n) for n in view.timeline.columns["gap"][-COLUMNS:] if n],
         "text": prose_header(view, pieces),
     }
-    arrays = {"cell": cell, "mark": marks(view), **columns, **slots(view), "bins": np.minimum(bins, 65535).astype("u2")}
-    arrays["route"] = routes(view, pieces)
+    arrays = {"cell": cell, "mark": marks(view), **columns, "slot": slot, "bins": np.minimum(bins, 65535).astype("u2")}
+    told, lines = systems(view)
+    header |= told
+    arrays |= lines | {"route": routes(view, pieces)}
     return pack(header, arrays), pieces.position[-1] if pieces.position else after
 
 

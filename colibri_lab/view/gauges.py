@@ -22,6 +22,7 @@ class Gauges:
     def __init__(self) -> None:
         self._rows = History(KEPT, GAUGE)
         self.names: tuple[str, ...] = ()
+        self.column: dict[str, int] = {}  # of each name in `values`
         self.missing = 0
 
     @classmethod
@@ -37,7 +38,7 @@ class Gauges:
 
     def take(self, batch: Batch) -> None:
         if len(batch.names) > len(self.names):
-            self.names = batch.names
+            self.names, self.column = batch.names, {name: i for i, name in enumerate(batch.names)}
         self.missing += batch.missing.get("gauges", 0)
         self._rows.append(batch.gauges)
 
@@ -45,7 +46,7 @@ class Gauges:
         return len(self._rows.rows)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names
+        return name in self.column
 
     @property
     def total(self) -> int:
@@ -58,6 +59,11 @@ class Gauges:
         return self._rows.rows["t_ns"]
 
     @property
+    def values(self) -> np.ndarray:
+        """float64 [n, at least as many as names]: a view, good until the next take."""
+        return self._rows.rows["value"]
+
+    @property
     def seconds(self) -> np.ndarray:
         """float64 [n] since the first sample that is kept."""
         t = self.t_ns
@@ -65,7 +71,7 @@ class Gauges:
 
     def series(self, name: str) -> np.ndarray:
         """float64 [n], NaN where the name had no value yet. KeyError names the nearest names where there is none."""
-        return self._rows.rows["value"][:, self._column(name)]
+        return self.values[:, self._at(name)]
 
     def rate(self, name: str) -> np.ndarray:
         """float64 [n]: what a counter grew by each second since the sample before; NaN for the first."""
@@ -77,16 +83,16 @@ class Gauges:
 
     def last(self, name: str) -> float | None:
         """The newest value; None where there is none."""
-        if name not in self.names or not len(self):
+        if name not in self.column or not len(self):
             return None
-        value = float(self._rows.rows["value"][-1, self._column(name)])
+        value = float(self.values[-1, self.column[name]])
         return None if np.isnan(value) else value
 
-    def _column(self, name: str) -> int:
-        if name not in self.names:
+    def _at(self, name: str) -> int:
+        if name not in self.column:
             near = get_close_matches(name, self.names, 3, 0.5)
             raise KeyError(f"no gauge {name}" + (f"; there are {', '.join(near)}" if near else ""))
-        return self.names.index(name)
+        return self.column[name]
 
     def __repr__(self) -> str:
         return f"<Gauges: {len(self.names)} names, {len(self)} samples>"

@@ -13,13 +13,13 @@ _KEPT = 256  # newest sequences whose fill is remembered
 class SlotView:
     """sequence, layer and owner of each slot, int [S]: the last ones where `free`; sequence is -1 where never used.
 
-    Owner -1 is a shared base slot.
+    Owner -1 is a shared base slot; double: one of two slots that an expert took at once.
     """
 
     def __init__(self, slots: int = 0, slot_size: int = 0) -> None:
         self.slot_size = slot_size
         self.sequence, self.layer, self.owner = (np.full(slots, -1, "i8") for _ in range(3))
-        self.free = np.ones(slots, bool)
+        self.free, self.double = np.ones(slots, bool), np.zeros(slots, bool)
         self.peak, self.missing = 0, 0
         self._used = 0
         self._fill: dict[int, np.ndarray] = {}  # per sequence: rows written to each slot
@@ -29,9 +29,9 @@ class SlotView:
         for _, kind, slot, sequence, layer, owner in batch.slots.tolist():
             self._grow(slot + 1)
             was = self.free[slot]
-            if kind == SlotKind.ALLOC:
+            if kind != SlotKind.FREE:
                 self.sequence[slot], self.layer[slot], self.owner[slot] = sequence, layer, owner
-                self.free[slot] = False
+                self.free[slot], self.double[slot] = False, kind == SlotKind.PAIR
             elif self.sequence[slot] == sequence:
                 self.free[slot] = True
             self._used += int(was) - int(self.free[slot])
@@ -58,6 +58,14 @@ class SlotView:
                 np.concatenate([a, np.full(more, -1, "i8")]) for a in (self.sequence, self.layer, self.owner)
             )
             self.free = np.concatenate([self.free, np.ones(more, bool)])
+            self.double = np.concatenate([self.double, np.zeros(more, bool)])
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many slots in use are an expert's own, one of two taken at once (double), or shared (base)."""
+        used, base = ~self.free, self.owner < 0
+        double = int((used & self.double & ~base).sum())
+        return {"own": int((used & ~base).sum()) - double, "double": double, "base": int((used & base).sum())}
 
     @property
     def used(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from colibri_lab.paths import file_to_write
 from colibri_lab.view import palette, svg
 from colibri_lab.view.html import duration, grid, number, percent, size, table, words
 from colibri_lab.view.run import RunView
+from colibri_lab.view.system_svg import system_panel
+from colibri_lab.view.systems import SYSTEMS
 from colibri_lab.view.timeline import STAGES
 
 _PAGE = "body{margin:0;padding:22px;background:#fff;color-scheme:light dark}"
@@ -21,21 +24,35 @@ _PAGE += "@media (prefers-color-scheme:dark){body{background:#111418}}.clr{margi
 
 
 class Figure:
-    """A picture of a run at one moment that a notebook keeps: readable without a kernel, a widget or a network."""
+    """A picture of a run at one moment that a notebook keeps: readable without a kernel, a widget or a network.
 
-    def __init__(self, view: RunView) -> None:
-        self.html = figure(view)
+    name: one panel alone (PANELS); None: all of them.
+    """
+
+    def __init__(self, view: RunView, name: str | None = None) -> None:
+        if name is not None and name not in PANELS:
+            raise ValueError(f"no panel is named {name}: there are {', '.join(PANELS)}")
+        self.html = figure(view) if name is None else _alone(PANELS[name](view))
+        self._of = name or "run"
 
     def _repr_html_(self) -> str:
         return self.html
 
     def __repr__(self) -> str:
-        return "<Figure of a run>"
+        return f"<Figure of a {self._of}>" if self._of == "run" else f"<Figure: {self._of}>"
+
+
+PANELS: dict[str, Callable[[RunView], str]] = {system.name: partial(system_panel, system=system) for system in SYSTEMS}
+PANELS |= {"experts": svg.experts_panel, "time": svg.time_panel, "kv": svg.slots_panel, "latency": svg.latency_panel}
+
+
+def _alone(panel: str) -> str:
+    return f"<div class='clr'><style>{svg.STYLE}</style>{panel}</div>"
 
 
 def figure(view: RunView) -> str:
     """The panels as one HTML fragment with its own style, for a notebook output."""
-    return f"<div class='clr'><style>{svg.STYLE}</style>{_panels(view)}</div>"
+    return _alone(_panels(view))
 
 
 def report(source: Any, path: str | os.PathLike[str], counters: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
@@ -98,7 +115,8 @@ def _card(title: str, body: str) -> str:
 
 def _panels(view: RunView) -> str:
     pair = f"<div class='two'>{svg.latency_panel(view)}{svg.slots_panel(view)}</div>"
-    return tiles(view) + svg.experts_panel(view) + svg.time_panel(view) + pair + prose_panel(view)
+    systems = "".join(system_panel(view, system) for system in SYSTEMS)
+    return tiles(view) + svg.experts_panel(view) + svg.time_panel(view) + pair + prose_panel(view) + systems
 
 
 def tiles(view: RunView) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from colibri_lab.trace import Batch, Source
@@ -11,6 +12,8 @@ from colibri_lab.view.history import Rows
 from colibri_lab.view.kv import SlotView
 from colibri_lab.view.prose import ProseView
 from colibri_lab.view.timeline import Timeline
+
+NOTES = 64  # newest ones that are kept with their time
 
 
 class RunView:
@@ -26,7 +29,9 @@ class RunView:
         self.prose = ProseView(self.rows, layers, top_k)
         self.gauges = Gauges()
         self.facts: dict[str, Any] = {}
+        self.notes: deque[tuple[str, Any, int]] = deque(maxlen=NOTES)
         self.events = self.missing = 0
+        self.hue = "expert"  # what colours the KV slots: expert or sequence
         self.epoch = 0  # counts how often a recorded run began anew
 
     @classmethod
@@ -51,8 +56,9 @@ class RunView:
     def take(self, batch: Batch) -> None:
         self.events += len(batch)
         self.missing += batch.dropped
-        for key, value, _ in batch.notes:
+        for key, value, t in batch.notes:
             self.facts[key] = value
+            self.notes.append((key, value, t))
             if key in ("model", "settings") and isinstance(value, dict):
                 self.about.update({k: v for k, v in value.items() if v is not None})
         self.rows.take(batch)
@@ -68,6 +74,12 @@ class RunView:
         said = self.facts.get("prompt")
         mine = isinstance(said, dict) and said.get("sequence") == self.prose.sequence
         return str(said.get("text", "")) if mine and isinstance(said, dict) else ""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the engine said of its routers' logits, if anything."""
+        said = self.facts.get("router_warnings")
+        return [str(line)[:160] for line in said[:16]] if isinstance(said, list) else []
 
     @property
     def name(self) -> str:

@@ -10,12 +10,13 @@ import numpy as np
 
 from colibri_lab.events import Phase
 from colibri_lab.view import palette
-from colibri_lab.view.frame import cells, freed, marks, slots
+from colibri_lab.view.frame import BASE_SLOT, DOUBLE_SLOT, FREE_SLOT, cells, marks, slots, spilled
 from colibri_lab.view.html import duration, number, percent
 from colibri_lab.view.run import RunView
 from colibri_lab.view.timeline import STAGES
 
 Keys = list[tuple[str, str]]  # (words, colour)
+Box = tuple[float, float, float, float]  # left, top, width, height
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
@@ -26,19 +27,19 @@ def panel(title: str, sub: str, body: str, keys: Keys) -> str:
     return f"<section class='card'>{head}{body}<div class='keys'>{marks}</div></section>"
 
 
-def _svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
+def image(width: float, height: float, label: str, parts: Iterable[str]) -> str:
     return (
         f"<svg viewBox='0 0 {width:g} {height:g}' role='img' aria-label='{escape(label, True)}'>{''.join(parts)}</svg>"
     )
 
 
-def _boxes(colour: str, boxes: Iterable[tuple[float, float, float, float]], more: str = "") -> str:
-    d = "".join(f"M{x:.4g} {y:.4g}h{w:.3g}v{h:.3g}h-{w:.3g}z" for x, y, w, h in boxes if w > 0 and h > 0)
+def boxes(colour: str, places: Iterable[Box], more: str = "") -> str:
+    d = "".join(f"M{x:.4g} {y:.4g}h{w:.3g}v{h:.3g}h-{w:.3g}z" for x, y, w, h in places if w > 0 and h > 0)
     style = f"class='{colour}'" if colour in ("fg", "line", "empty") else f"fill='{colour}'"
     return f"<path {style} {more} d='{d}'/>" if d else ""
 
 
-def _text(x: float, y: float, words: object, more: str = "") -> str:
+def text(x: float, y: float, words: object, more: str = "") -> str:
     return f"<text x='{x:.4g}' y='{y:.4g}' {more}>{escape(str(words))}</text>"
 
 
@@ -51,7 +52,7 @@ def experts_panel(view: RunView, width: float = 1000) -> str:
     parts = []
     for level in range(64):
         at = np.argwhere((cell & 63) == level).tolist()
-        parts.append(_boxes(palette.CIVIDIS[level], [(left + e * w, m * high, w - gap, high - gap) for m, e in at]))
+        parts.append(boxes(palette.CIVIDIS[level], [(left + e * w, m * high, w - gap, high - gap) for m, e in at]))
     inside = np.argwhere(cell & 64).tolist()
     if w > 9 and high > 8:
         d = "".join(
@@ -60,18 +61,18 @@ def experts_panel(view: RunView, width: float = 1000) -> str:
         )
         parts.append(f"<path fill='none' stroke='{palette.MEMORY}' stroke-width='2' d='{d}'/>")
     else:
-        parts.append(_boxes(palette.MEMORY, [(left + e * w, (m + 1) * high - 1, w - gap, 1) for m, e in inside]))
+        parts.append(boxes(palette.MEMORY, [(left + e * w, (m + 1) * high - 1, w - gap, 1) for m, e in inside]))
     told = np.zeros_like(cell)
     told[: len(marks(view))] = marks(view)
     side = min(5.0, w / 3, high / 3)
     corners = {"fg": np.argwhere(told & 1).tolist(), palette.HIT: np.argwhere(told & 2).tolist()}
     for colour, where in corners.items():  # pinned on the right, read ahead on the left
         shift = w - gap - side if colour == "fg" else 0.0
-        parts.append(_boxes(colour, [(left + e * w + shift, m * high, side, side) for m, e in where]))
-    parts += [_text(0, m * high + high / 2 + 3, f"layer {m}") for m in range(0, layers, max(1, -(-13 // high)))]
+        parts.append(boxes(colour, [(left + e * w + shift, m * high, side, side) for m, e in where]))
+    parts += [text(0, m * high + high / 2 + 3, f"layer {m}") for m in range(0, layers, max(1, -(-13 // high)))]
     every = next((n for n in (1, 2, 4, 8, 16, 32) if n * w > 22), 64)
     parts += [
-        _text(left + e * w + w / 2, layers * high + 13, e, "text-anchor='middle'") for e in range(0, experts, every)
+        text(left + e * w + w / 2, layers * high + 13, e, "text-anchor='middle'") for e in range(0, experts, every)
     ]
     total = layers * experts
     label = f"{layers} layers of {experts} experts, {len(inside)} of {total} in memory"
@@ -85,7 +86,7 @@ def experts_panel(view: RunView, width: float = 1000) -> str:
         if found := len(corners[colour]):
             keys.append((f"{words} {found} (corner)", "var(--fg)" if colour == "fg" else colour))
     sub = f"share of the last {view.experts.window} tokens, brightest {percent(peak)}"
-    return panel("Experts", sub, _svg(width, layers * high + 18, label, parts), keys)
+    return panel("Experts", sub, image(width, layers * high + 18, label, parts), keys)
 
 
 def time_panel(view: RunView, width: float = 1000, columns: int = 240) -> str:
@@ -97,11 +98,11 @@ def time_panel(view: RunView, width: float = 1000, columns: int = 240) -> str:
     w = (width - left) / columns
     x = left + (columns - len(rows) + np.arange(len(rows))) * w
     base = np.full(len(rows), float(mid))
-    parts = [_boxes("#99999933", [(a, top, w, bottom - top) for a in x[rows["phase"] == Phase.PREFILL].tolist()])]
+    parts = [boxes("#99999933", [(a, top, w, bottom - top) for a in x[rows["phase"] == Phase.PREFILL].tolist()])]
     for i, colour in enumerate(palette.STAGES):
         high = np.minimum(stages[:, i] / most * (mid - top), base - top)
         base = base - high
-        parts.append(_boxes(colour, zip(x.tolist(), base.tolist(), [w - 0.7] * len(x), high.tolist(), strict=True)))
+        parts.append(boxes(colour, zip(x.tolist(), base.tolist(), [w - 0.7] * len(x), high.tolist(), strict=True)))
     faults, hits, gone = (rows[name].astype("f8") for name in ("faults", "hits", "evictions"))
     decoded = rows["phase"] == Phase.DECODE
     unit = 42 / max(1.0, float((faults + hits)[decoded].max(initial=0)))
@@ -114,17 +115,17 @@ def time_panel(view: RunView, width: float = 1000, columns: int = 240) -> str:
         (palette.FAULT, zero - (hits + faults) * unit, faults * unit),
         (palette.EVICTED, np.full(len(rows), zero + 1.0), np.minimum(gone * unit, bottom - zero)),
     ):
-        parts.append(_boxes(colour, zip(x.tolist(), start.tolist(), [w - 0.7] * len(x), high.tolist(), strict=True)))
-    parts.append(_boxes("line", [(left, mid, width - left, 1), (left, zero, width - left, 1)]))
+        parts.append(boxes(colour, zip(x.tolist(), start.tolist(), [w - 0.7] * len(x), high.tolist(), strict=True)))
+    parts.append(boxes("line", [(left, mid, width - left, 1), (left, zero, width - left, 1)]))
     parts += [
-        _text(left - 5, y, words, "text-anchor='end'")
+        text(left - 5, y, words, "text-anchor='end'")
         for y, words in ((top + 6, f"{number(most)} ms"), (mid, 0), (zero - 8, "experts"))
     ]
     for a, missed in zip(x.tolist(), rows["gap"].tolist(), strict=True):
         if missed:
             parts += [
-                _boxes(palette.MARK, [(a - 1, top, 1.5, bottom - top)]),
-                _text(a + 4, top + 9, f"{missed} missed"),
+                boxes(palette.MARK, [(a - 1, top, 1.5, bottom - top)]),
+                text(a + 4, top + 9, f"{missed} missed"),
             ]
     keys = [
         *zip(STAGES, palette.STAGES, strict=True),
@@ -134,40 +135,54 @@ def time_panel(view: RunView, width: float = 1000, columns: int = 240) -> str:
     ]
     sums = [int(rows[name].sum()) for name in ("faults", "hits", "evictions")]
     label = f"time of the last {len(rows)} tokens: {sums[0]} expert faults, {sums[1]} hits, {sums[2]} evicted"
-    return panel("Time", f"the last {len(rows)} tokens, one column each", _svg(width, bottom + 4, label, parts), keys)
+    return panel("Time", f"the last {len(rows)} tokens, one column each", image(width, bottom + 4, label, parts), keys)
 
 
 def slots_panel(view: RunView, width: float = 490) -> str:
-    packed, pool = slots(view), view.slots
-    total, last = max(len(pool.sequence), 1), len(packed["owner"])
+    pool, (owners, packed) = view.slots, slots(view)
+    total, last, each = max(len(pool.sequence), 1), len(packed), len(owners) or max(view.n_experts, 1)
     n = total if total <= 512 else min(total, max(256, 1 << int(1.3 * last).bit_length()))
     ideal = max(16.0, float(np.sqrt(n * width / 150)))
     across = 1 << round(np.log2(ideal)) if n & (n - 1) == 0 else int(np.ceil(ideal))  # full rows where the pool allows
     side = width / across
     place = [(i % across * side, i // across * side, side - 1, side - 1) for i in range(n)]
-    parts, counts = [_boxes("empty", place)], dict[int, int]()
-    fill = np.stack([packed["fill"] & 15, packed["fill"] >> 4], axis=1).ravel()
-    groups: dict[tuple[int, int], list[tuple[float, float, float, float]]] = {}
-    for i in np.flatnonzero(packed["owner"]).tolist():
-        owner, gone = int(packed["owner"][i]) % freed(view), int(packed["owner"][i]) >= freed(view)
-        who = -1 if owner == 1 else (owner - 2) % view.n_experts
+    parts, counts, bars, dots = [boxes("empty", place)], dict[int, int](), list[Box](), list[Box]()
+    groups: dict[tuple[int, int], list[Box]] = {}
+    for i, value in enumerate(packed.tolist()):
+        kind, (x, y, w, h) = value >> 3 & 3, place[i]
+        if kind == FREE_SLOT:
+            groups.setdefault((-2, 0), []).append(place[i]) if value & 1 else None
+            continue
+        who = -1 if kind == BASE_SLOT and not owners else (value >> 5) % each
         counts[who] = counts.get(who, 0) + 1
-        groups.setdefault((who, 0 if gone else int(fill[i])), []).append(place[i])
-    for (who, level), boxes in groups.items():
-        colour = "#999999" if who < 0 else palette.OKABE_ITO[who % 8]
-        parts.append(_boxes(colour, boxes, f"fill-opacity='{0.35 + 0.65 * level / 15:.2g}'"))
+        groups.setdefault((who, value & 7), []).append(place[i])
+        if kind == DOUBLE_SLOT:
+            bars.append((x, y + h * 5 / 6, w, h / 6))
+        elif kind == BASE_SLOT:
+            dots.append((x + w * 0.38, y + h * 0.38, w * 0.24, h * 0.24))
+    for (who, level), same in groups.items():
+        colour, alpha = (
+            "#999999" if who < 0 else palette.OKABE_ITO[who % 8],
+            0.22 if who == -2 else 0.4 + 0.6 * level / 7,
+        )
+        parts.append(boxes(colour, same, f"fill-opacity='{alpha:.2g}'"))
+    parts += [boxes("fg", bars), boxes("fg", dots)]
     top = sorted(counts.items(), key=lambda c: (-c[1], c[0]))[:5]
-    keys = [
-        (f"expert {e}: {c}" if e >= 0 else f"shared base: {c}", palette.OKABE_ITO[e % 8] if e >= 0 else "#999999")
-        for e, c in top
-    ]
-    keys.append((f"free {len(pool.sequence) - pool.used:,}", "var(--empty)"))
-    some = f"first {n:,} drawn, " if n < total else ""
+    names = {who: f"sequence {owners[who]}" if owners else f"expert {who}" for who in counts} | {-1: "shared base"}
+    keys = [(f"{names[who]}: {c}", palette.OKABE_ITO[who % 8] if who >= 0 else "#999999") for who, c in top]
+    kinds, away = pool.kinds, spilled(view)
+    keys += [(f"double {kinds['double']} (bar)", "var(--fg)"), (f"base {kinds['base']} (dot)", "var(--fg)")]
+    keys += [(f"free {len(pool.sequence) - pool.used:,}", "var(--empty)")]
+    keys += [(f"spilled to a file {away:,}", "transparent")] if away is not None else []
+    some, each_holds = (
+        f"first {n:,} drawn, " if n < total else "",
+        f"{pool.slot_size:,} tokens each, " if pool.slot_size else "",
+    )
     label = f"{pool.used} of {len(pool.sequence)} KV slots in use, at most {pool.peak}"
     return panel(
         "KV slots",
-        f"{some}now {pool.used:,}, peak {pool.peak:,} of {len(pool.sequence):,}",
-        _svg(width, -(-n // across) * side, label, parts),
+        f"{each_holds}{some}now {pool.used:,}, peak {pool.peak:,} of {len(pool.sequence):,}",
+        image(width, -(-n // across) * side, label, parts),
         keys,
     )
 
@@ -176,10 +191,10 @@ def latency_panel(view: RunView, width: float = 490) -> str:
     bins, end = view.timeline.histogram()
     latency, n, zero, top = view.timeline.latency(), len(bins), 126, 14
     w, most, total = width / n, max(1, int(bins.max())), int(bins.sum())
-    parts = [_boxes("line", [(0, zero, width, 1)])]
+    parts = [boxes("line", [(0, zero, width, 1)])]
     high = (bins / most * (zero - top)).tolist()
     parts.append(
-        _boxes(palette.OKABE_ITO[4], [(i * w, zero - max(h, 1.5), w - 1, max(h, 1.5)) for i, h in enumerate(high) if h])
+        boxes(palette.OKABE_ITO[4], [(i * w, zero - max(h, 1.5), w - 1, max(h, 1.5)) for i, h in enumerate(high) if h])
     )
     if total:
         curve = " ".join(
@@ -192,7 +207,7 @@ def latency_panel(view: RunView, width: float = 490) -> str:
             anchor = "end" if at > width - 80 else "start"
             parts.append(f"<path stroke='{palette.MARK}' stroke-width='1.5' d='M{at:.4g} {top - 8}V{zero}'/>")
             parts.append(
-                _text(
+                text(
                     at + (4 if anchor == "start" else -4),
                     top + i * 14,
                     f"{name} {number(value)}",
@@ -202,9 +217,9 @@ def latency_panel(view: RunView, width: float = 490) -> str:
     for i in range(6):
         anchor = "start" if i == 0 else "end" if i == 5 else "middle"
         parts.append(
-            _text(width * i / 5, zero + 14, number(end * i / 5) + (" ms" if i == 5 else ""), f"text-anchor='{anchor}'")
+            text(width * i / 5, zero + 14, number(end * i / 5) + (" ms" if i == 5 else ""), f"text-anchor='{anchor}'")
         )
     marks = ", ".join(f"{name} {duration(v)}" for name, v in zip(("P50", "P95", "P99"), latency[1:4], strict=True))
     label = f"latency of {total} tokens: {marks}"
     keys = [("tokens", palette.OKABE_ITO[4]), ("share below (line)", "var(--fg)")]
-    return panel("Latency", f"ms a token, {latency.n:,} tokens", _svg(width, zero + 18, label, parts), keys)
+    return panel("Latency", f"ms a token, {latency.n:,} tokens", image(width, zero + 18, label, parts), keys)

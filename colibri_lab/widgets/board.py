@@ -13,10 +13,11 @@ import traitlets
 
 from colibri_lab.view.frame import board_frame, prose_block
 from colibri_lab.view.run import RunView
+from colibri_lab.view.systems import described
 from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("colours", "frame", "panel", "experts", "time", "slots", "latency", "prose", "tiles", "controls", "board")
+_SCRIPTS = "colours frame panel experts time slots latency prose tiles controls systems board".split()
 _PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
 
 # a control that every board has: it changes the view, not the engine
@@ -45,6 +46,7 @@ class Board(anywidget.AnyWidget):
     _css = (_HERE / "board.css").read_text(encoding="utf-8")
     frame = traitlets.Bytes(b"").tag(sync=True)
     prose = traitlets.Bytes(b"").tag(sync=True)
+    systems: Any = traitlets.List([]).tag(sync=True)
     controls: Any = traitlets.List([]).tag(sync=True)
     can: Any = traitlets.List([]).tag(sync=True)
     prompt = traitlets.Unicode("").tag(sync=True)
@@ -60,7 +62,7 @@ class Board(anywidget.AnyWidget):
         **traits: Any,
     ) -> None:
         hz = rate(hz)  # before there is a widget that would have to go again
-        super().__init__(**traits)
+        super().__init__(systems=described(), **traits)
         self.view = view
         self.updates = 0
         self._next: RunView | None = None
@@ -133,6 +135,8 @@ class Board(anywidget.AnyWidget):
         try:
             if what == "set" and content.get("name") == "window":
                 self.view.experts.window = int(content["value"])
+            elif what == "set" and content.get("name") == "hue":
+                self.view.hue = "sequence" if content["value"] == "sequence" else "expert"
             else:
                 self._act(content)
         except Exception as error:  # a person looks at the board, not at a log

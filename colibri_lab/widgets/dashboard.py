@@ -11,9 +11,10 @@ from typing import Any
 from colibri_lab.config import Config
 from colibri_lab.errors import ConfigError
 from colibri_lab.telemetry import Recorder
-from colibri_lab.view.report import Figure, figure, report
+from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
+from colibri_lab.widgets.pictures import Pictures
 from colibri_lab.widgets.player import Player
 from colibri_lab.widgets.ticker import rate
 
@@ -21,7 +22,7 @@ MIB = 1 << 20
 _open: weakref.WeakValueDictionary[object, Lab] = weakref.WeakValueDictionary()
 
 
-class Lab:
+class Lab(Pictures):
     """Shows an engine while it generates. path_or_engine: what Engine.load takes (the lab owns it then), or an Engine.
 
     The last line `lab` of a cell shows the board. hz: pictures a second, 1 to 10. overrides: keys for Engine.load,
@@ -120,11 +121,6 @@ class Lab:
         """Writes the run as one HTML file with its pictures, readable without kernel or network; returns its path."""
         self.board.tick()
         return report(self.view, path, counters=self.engine.counters())
-
-    def figure(self) -> Figure:
-        """The board's panels at this moment, as a static picture that a saved notebook keeps."""
-        self.board.tick()
-        return Figure(self.view)
 
     def record(self, path: str | os.PathLike[str]) -> Recorder:
         """Writes events to a trace file from now on, until .close(); colibri_lab.replay(path) shows it again.

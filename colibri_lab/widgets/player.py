@@ -13,10 +13,11 @@ from colibri_lab.telemetry import replay
 from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
+from colibri_lab.widgets.pictures import Pictures
 from colibri_lab.widgets.ticker import rate
 
 
-class Player:
+class Player(Pictures):
     """Shows a trace: first all of it, then, after play(), as it happened. speed 1 is the speed of the run."""
 
     def __init__(

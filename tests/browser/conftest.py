@@ -117,7 +117,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture()
 def page(browser, server):
-    context = browser.new_context(viewport={"width": 1480, "height": 1250})
+    context = browser.new_context(viewport={"width": 1480, "height": 1500})
     tab = context.new_page()
     tab.hosts = []
     tab.on("request", lambda request: tab.hosts.append(request.url))

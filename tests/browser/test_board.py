@@ -104,7 +104,7 @@ def test_same_pixels_after_save_and_reload_and_without_a_kernel(board, server, r
     lab.until(lambda: lab.data(board, "state") == "idle", 3, "stop")
     lab.settle(board)
     before, words = lab.pixels(board), board.locator(".cl-text").inner_text()
-    assert len(set(before)) == 4
+    assert len(set(before)) == 5
     lab.command(board, "docmanager:save")
     board.wait_for_timeout(700)
     name = f"{request.node.name}.ipynb"
@@ -158,7 +158,80 @@ def test_pointer_and_keyboard_say_what_is_there(board):
     board.keyboard.press("Escape")
     lab.until(lambda: board.locator(".cl-piece.on").count() == 0, 1, "nothing is marked")
     assert board.locator(".cl-slots canvas").get_attribute("role") == "img"
+    systems = board.locator(".cl-systems canvas")
+    systems.focus()
+    board.keyboard.press("ArrowLeft")
+    lab.until(lambda: "policy hits" in board.locator(".cl-say").inner_text(), 1, "a moment's words")
     assert "P99" in board.locator(".cl-latency canvas").get_attribute("aria-label")
+
+
+def test_tabs_of_the_systems_by_keyboard(board):
+    generate(board)
+    time.sleep(1.5)
+    chosen = board.locator(".cl-tabs [aria-selected=true]")
+    assert chosen.inner_text() == "Pages"
+    facts = board.locator(".cl-facts")
+    assert "policy hits" in facts.inner_text() and "read from disk" in facts.inner_text()
+    chosen.focus()
+    board.keyboard.press("ArrowRight")
+    assert chosen.inner_text() == "Router · off"
+    assert "router_audit counts wrong selections" in board.locator(".cl-off").inner_text()
+    assert board.locator(".cl-systems canvas").is_hidden()
+    board.keyboard.press("End")
+    assert chosen.inner_text() == "Batch"
+    assert "running now" in facts.inner_text()
+    assert chosen.evaluate("(tab) => document.activeElement === tab")
+    assert board.locator(".cl-systems [role=tabpanel]").get_attribute("aria-labelledby") == chosen.get_attribute("id")
+    before = int(board.locator(".cl-systems canvas").evaluate("(c) => c.width"))
+    assert before > 300
+    shot(board, "systems_batch")
+
+
+def test_slots_are_coloured_by_sequence(board):
+    generate(board)
+    time.sleep(1)
+    legend = board.locator(".cl-slots .cl-legend")
+    assert "expert" in legend.inner_text() and "own" not in legend.inner_text()
+    board.get_by_label("what colours the slots").select_option("sequence")
+    lab.until(lambda: "sequence 1: " in legend.inner_text(), 2, "the legend names sequences")
+    board.locator(".cl-slots canvas").hover(position={"x": 5, "y": 5})
+    lab.until(lambda: "sequence 1" in board.locator(".cl-slots .cl-read").inner_text(), 1, "and so does the readout")
+
+
+@pytest.mark.parametrize("width", [1000, 500])  # 500: a window of 1000 pixels at 200 %
+def test_nothing_overlaps_on_a_small_screen(page, server, request, tmp_path, width):
+    engine = FakeEngine(layers=32, experts=64, top_k=4, slots=2048, all_systems=True)
+    with Recorder(engine.telemetry, tmp_path / "run.jsonl", engine.describe()):
+        engine.run(120)
+        engine.telemetry.note("batch", {"before": 8, "after": 4, "reason": "memory at 87 % of its limit"}, 11 * 10**8)
+    cells = [f"import colibri_lab\nplayer = colibri_lab.replay({str(tmp_path / 'run.jsonl')!r})\nplayer"]
+    lab.open_notebook(page, server, server.notebook(f"{request.node.originalname}{width}.ipynb", *cells))
+    lab.run_cell(page, 0)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    page.locator(lab.BOARD).evaluate("(board, width) => { board.style.width = width + 'px' }", width)
+    lab.settle(page)
+    for tab in ("Pages", "Router", "Dispatch", "Batch"):
+        page.get_by_role("tab", name=tab).click()
+        page.wait_for_timeout(100)
+        assert page.evaluate(OVERLAPS) == []
+        assert page.locator(".cl-facts dd", has_text="off").count() == 0
+        shot(page, f"small_{width}_{tab.lower()}")
+    assert "memory at 87 %" in page.locator(".cl-systems canvas").get_attribute("aria-label")
+
+
+# pairs of words that lie on each other, and what sticks out of its card
+OVERLAPS = """() => {
+  const seen = [...document.querySelectorAll(".cl-head > *, .cl-key, .cl-facts dt, .cl-facts dd, .cl-tile b, .cl-say")]
+    .filter((n) => n.offsetWidth && n.textContent.trim()).map((n) => [n.textContent, n.getBoundingClientRect()]);
+  const wrong = [];
+  seen.forEach(([a, p], i) => seen.slice(i + 1).forEach(([b, q]) => {
+    const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+    if (across > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 3) wrong.push([a, b]);
+  }));
+  const board = document.querySelector(".cl-board").getBoundingClientRect();
+  for (const [a, p] of seen) if (p.right > board.right + 1) wrong.push([a, "past the edge"]);
+  return wrong;
+}"""
 
 
 def test_light_and_dark(board, tmp_path):

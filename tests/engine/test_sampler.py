@@ -62,12 +62,12 @@ def test_a_cancelled_request_ends_with_a_sample(engine):
 
 
 def test_without_telemetry_nothing_is_counted_up():
-    sampler = Sampler(lambda: pytest.fail("nobody looks"))
+    sampler = Sampler(lambda: pytest.fail("nobody looks"), list)
     sampler.sample(NullTelemetry(1, 1, 1), 5)
     assert sampler.due_ns == 5 + EVERY_NS
 
 
 def test_an_engine_that_is_gone_is_not_asked():
     telemetry = Telemetry(1, 1, 1)
-    Sampler(lambda: None).sample(telemetry, 5)
+    Sampler(lambda: None, list).sample(telemetry, 5)
     assert len(Gauges.of(telemetry)) == 0

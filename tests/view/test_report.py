@@ -57,7 +57,7 @@ def test_a_report_is_one_offline_file(tmp_path):
     assert "script" not in found.seen
     assert {"svg", "table", "details"} <= found.seen
     assert "http" not in text
-    assert len(re.findall("role='img'", text)) == 4
+    assert len(re.findall("role='img'", text)) == 6, "four of the run, pages and batch; the other systems are off"
     assert "prefers-color-scheme:dark" in text
     assert "fake-moe" in text
     assert "&lt;script&gt;" in text

@@ -23,7 +23,8 @@ MS = 1_000_000
 class FakeEngine:
     """Writes events as the real engine does; `rate` tokens/s is what it reaches when pace is off."""
 
-    def __init__(self, layers=8, experts=16, top_k=2, expert_bytes=65536, slots=512, slot_size=64, seed=0, rate=400.0):
+    def __init__(self, layers=8, experts=16, top_k=2, expert_bytes=65536, slots=512, slot_size=64, seed=0, rate=400.0,
+                 all_systems=False):  # fmt: skip
         self.layers, self.experts, self.top_k, self.expert_bytes = layers, experts, top_k, expert_bytes
         self.telemetry = Telemetry(layers, experts, top_k)
         self.slots, self.slot_size, self.rate = slots, slot_size, rate
@@ -36,6 +37,7 @@ class FakeEngine:
         self.table: dict[tuple[int, int, int], list[int]] = {}
         self.last = self.route()
         self.next_sequence, self.step_number, self.closed, self.due_ns = 1, 0, False, 0
+        self.all_systems, self.finished = all_systems, 0
         self.total = dict.fromkeys(("faults", "hits", "evictions", "decode_tokens", "prefill_tokens"), 0)
 
     def describe(self):
@@ -60,13 +62,20 @@ class FakeEngine:
 
     def counters(self):
         engine = {name: self.total[name] for name in ("decode_tokens", "prefill_tokens")} | {"steps": self.step_number}
+        engine |= {"running": self.next_sequence - 1 - self.finished, "waiting": 0}
         pager = {name: self.total[name] for name in ("faults", "hits", "evictions")}
         pager |= {
             "budget_bytes": self.settings.expert_cache_bytes,
             "frames": self.frames,
             "experts_resident": len(self.memory),
         }
-        return {"engine": engine, "pager": pager, "telemetry": self.telemetry.counters()}
+        made = invented(self.total, self.step_number, self.layers) if self.all_systems else {}
+        return {
+            "engine": engine,
+            "telemetry": self.telemetry.counters(),
+            **made,
+            "pager": pager | made.get("pager", {}),
+        }
 
     @property
     def frames(self):
@@ -148,6 +157,7 @@ class FakeEngine:
                 self.telemetry.slot(t, SlotKind.FREE, slot, sequence, key[1], key[2])
                 self.free.append(slot)
         self.telemetry.sequence(t, SequenceKind.FINISH, sequence, 0, detail)
+        self.finished += 1
         self.sample(t)
 
     def run(self, tokens, prompt_tokens=7, t_ns=1_000_000_000):
@@ -226,3 +236,18 @@ class FakeSession:
     def set(self, name, value):
         setattr(self.engine.settings, name, value)
         self.engine.telemetry.note("settings", {name: value})
+
+
+def invented(total, steps, layers):
+    """Counters as an engine with every system switched on would have them, from what the fake one counted."""
+    rows, hits = steps * layers, total["hits"]
+    pager = {"pin_hits": hits // 5, "prefetch_hits": hits // 4, "policy_hits": hits - hits // 5 - hits // 4}
+    pager |= {"pinned": 3, "prefetch_issued": hits // 3, "prefetch_late": hits // 20, "prefetch_wasted": hits // 30}
+    pager |= {"bytes_read": total["faults"] * 65536, "io_wait_s": total["faults"] * 6e-5}
+    router = {"selections": rows, "certified": rows * 9 // 10, "fallback": rows - rows * 9 // 10}
+    router |= {"candidates": rows * 9 // 10 * 3, "audited": rows, "wrong_selections": rows // 100}
+    dispatch = {"rows": 2 * rows, "waves": rows, "bytes_copied": 0, "units": rows, "ring_switches": rows // 4}
+    dispatch |= {"ring_a_filled": 0.3 * rows, "ring_a_units": rows / 2, "ring_b_filled": 0.2 * rows}
+    dispatch |= {"ring_b_units": rows / 2, "watermark": 0.75, "stalls": steps // 7, "frame_stalls": steps // 50}
+    dispatch |= {"reads_hidden": total["faults"] * 3 // 4, "reads_arriving": total["faults"] - total["faults"] * 3 // 4}
+    return {"pager": pager, "router": router, "dispatch": dispatch, "batch": {"cap": 8 if steps % 900 < 600 else 4}}

@@ -10,12 +10,12 @@ class Board {
     this.trouble.hidden = true;
     this.tiles = new Tiles(this);
     const [experts, time, prose] = [new ExpertsPanel(this), new TimePanel(this), new ProsePanel(this)];
-    const [controls, slots, latency] = [new ControlsPanel(this), new SlotsPanel(this), new LatencyPanel(this)];
+    const [controls, slots, latency, systems] = [new ControlsPanel(this), new SlotsPanel(this), new LatencyPanel(this), new SystemsPanel(this)];
     this.controls = controls;
-    this.panels = [this.tiles, experts, time, prose, controls, slots, latency];
+    this.panels = [this.tiles, experts, time, prose, controls, slots, latency, systems];
     this.caption = h("div", {class: "cl-caption"}, h("b", null, "Colibri Lab"), h("span"));
     this.root.append(this.caption, this.banner, this.trouble, this.tiles.node, h("div", {class: "cl-grid"},
-      h("div", {class: "cl-col"}, experts.node, time.node, prose.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)));
+      h("div", {class: "cl-col"}, experts.node, time.node, prose.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)), systems.node);
     el.append(this.root);
     this.watch();
     this.text();

@@ -1,23 +1,29 @@
-// The KV slot pool: hue is the owning expert, brightness how full the slot is.
+// The KV slot pool: hue is the owning expert or the sequence, brightness how full a slot is, a bar or a dot its kind.
+const KINDS = ["own", "double", "base", "free"];
+
 class SlotsPanel {
   constructor(board) {
     this.board = board;
     Object.assign(this, card("slots", "KV slots"));
+    this.hue = h("select", {"aria-label": "what colours the slots"}, h("option", {value: "expert"}, "expert"), h("option", {value: "sequence"}, "sequence"));
+    this.hue.addEventListener("change", () => board.send({do: "set", name: "hue", value: this.hue.value}));
+    this.sub.append("hue: ", this.hue);
     this.surface = new Surface(board, this, 150, {pick: (x, y) => this.pick(x, y), walk: (dx, dy) => this.walk(dx, dy)});
   }
   layout(f) {
     // a large pool that is hardly used: draw as many slots as will fill for a while
-    const pool = Math.max(f.kv[1], f.a.owner.length, 1), want = Math.max(256, 2 ** Math.ceil(Math.log2(1.3 * f.a.owner.length + 1)));
+    const last = f.a.slot.length, pool = Math.max(f.kv[1], last, 1), want = Math.max(256, 2 ** Math.ceil(Math.log2(1.3 * last + 1)));
     const n = pool <= 512 ? pool : Math.min(pool, want), width = this.surface.canvas.clientWidth || 400;
     const even = (n & (n - 1)) === 0, ideal = Math.max(16, Math.sqrt(n * width / 165));  // full rows where the pool allows
     const across = even ? 2 ** Math.round(Math.log2(ideal)) : Math.ceil(ideal), cell = width / across;
     this.grid = {n, across, cell};
     this.surface.setHeight(Math.max(24, Math.ceil(Math.ceil(n / across) * cell)));
   }
+  // what a slot is, null where it was never used; who: expert or the sequence's place in f.owners
   slot(f, i) {
-    if (i >= f.a.owner.length || !f.a.owner[i]) return null;
-    const fill = (f.a.fill[i >> 1] >> (i & 1) * 4 & 15) / 15, free = f.a.owner[i] >= f.freed, id = f.a.owner[i] - (free ? f.freed : 0);
-    return id === 1 ? {shared: true, free, fill} : {layer: (id - 2) / f.E | 0, expert: (id - 2) % f.E, free, fill};
+    const v = i < f.a.slot.length ? f.a.slot[i] : 24, kind = KINDS[v >> 3 & 3], many = f.owners.length || f.E, id = v >>> 5;
+    if (kind === "free") return v & 1 ? {kind} : null;
+    return {kind, fill: (v & 7) / 7, layer: id / many | 0, who: id % many, shared: kind === "base" && !f.owners.length};
   }
   pick(x, y) {
     const f = this.board.frame;
@@ -30,39 +36,46 @@ class SlotsPanel {
     if (!at || at.kind !== "slot") return {kind: "slot", slot: 0};
     return {kind: "slot", slot: Math.max(0, Math.min(n - 1, at.slot + dx + dy * this.grid.across))};
   }
+  name(f, slot) { return f.owners.length ? `sequence ${f.owners[slot.who]}` : slot.shared ? "shared base slot" : `expert ${slot.who}`; }
   describe(f, i) {
     const slot = this.slot(f, i);
-    if (!slot) return `slot ${i}: free`;
-    return `slot ${i}: ${slot.free ? "free, last " : ""}` + (slot.shared ? "shared base slot" : `layer ${slot.layer}, expert ${slot.expert}`) + `, ${Math.round(slot.fill * 100)} % full`;
+    if (!slot || slot.kind === "free") return `slot ${i}: free` + (slot ? ", used before" : "");
+    const kind = slot.kind === "double" ? ", one of two at once" : slot.kind === "base" && f.owners.length ? ", shared base" : "";
+    return `slot ${i}: layer ${slot.layer}, ${this.name(f, slot)}${kind}, ${Math.round(slot.fill * 100)} % full`;
   }
   draw(f) {
     this.layout(f);
-    const {n, across, cell} = this.grid, theme = this.board.theme, owners = new Map();
-    const [used, pool, peak] = f.kv;
-    const g = this.surface.begin(`KV slots: ${used} of ${pool} in use, at most ${peak} so far`), gap = cell > 5 ? 1 : 0.5;
-    const at = this.board.focus, ringed = [];
-    let before = 0;
+    const {n, across, cell} = this.grid, theme = this.board.theme, owners = new Map(), kinds = {own: 0, double: 0, base: 0, free: 0};
+    const [used, pool, peak, size, spilled] = f.kv;
+    for (let i = 0; i < f.a.slot.length; i++) { const slot = this.slot(f, i); if (slot) kinds[slot.kind]++; }
+    const g = this.surface.begin(`KV slots${size ? ` of ${size} tokens` : ""}: ${used} of ${pool} in use, at most ${peak} so far; ${kinds.own} own, ${kinds.double} double, ${kinds.base} shared base` + (spilled ? `, ${spilled} spilled to a file` : ""));
+    const at = this.board.focus, ringed = [], gap = cell > 5 ? 1 : 0.5;
     for (let i = 0; i < n; i++) {
       const x = i % across * cell, y = Math.floor(i / across) * cell, slot = this.slot(f, i), side = cell - gap;
       g.fillStyle = theme.empty; g.globalAlpha = 1;
       g.fillRect(x, y, side, side);
       if (!slot) continue;
-      const who = slot.shared ? -1 : slot.expert;
-      if (slot.free) before++;
-      else owners.set(who, (owners.get(who) || 0) + 1);
-      g.fillStyle = who < 0 ? theme.mute : OKABE[who % 8]; g.globalAlpha = slot.free ? 0.22 : 0.45 + 0.55 * slot.fill;
+      if (slot.kind === "free") { g.fillStyle = theme.mute; g.globalAlpha = 0.22; g.fillRect(x, y, side, side); continue; }
+      const who = slot.shared ? -1 : slot.who;
+      owners.set(who, (owners.get(who) || 0) + 1);
+      g.fillStyle = who < 0 ? theme.mute : OKABE[who % 8]; g.globalAlpha = 0.45 + 0.55 * slot.fill;
       g.fillRect(x, y, side, side);
-      if (at && at.kind === "expert" && slot.layer === at.layer && slot.expert === at.expert) ringed.push(i);
+      g.globalAlpha = 1; g.fillStyle = theme.fg;
+      if (slot.kind === "double" && side > 3) g.fillRect(x, y + side - Math.max(1, side / 6), side, Math.max(1, side / 6));
+      if (slot.kind === "base" && side > 3) g.fillRect(x + side * 0.38, y + side * 0.38, side * 0.24, side * 0.24);
+      if (at && at.kind === "expert" && !f.owners.length && !slot.shared && slot.layer === at.layer && slot.who === at.expert) ringed.push(i);
     }
     g.globalAlpha = 1; g.strokeStyle = theme.fg; g.lineWidth = 1.5;
     if (at && at.kind === "slot") ringed.push(at.slot);
     for (const i of ringed) g.strokeRect(i % across * cell - 0.5, Math.floor(i / across) * cell - 0.5, cell, cell);
-    const name = (who) => (who < 0 ? "shared base" : `expert ${who}`);
-    const top = [...owners].sort((a, b) => b[1] - a[1] || a[0] - b[0]).slice(0, 4);
+    const top = [...owners].sort((a, b) => b[1] - a[1] || a[0] - b[0]).slice(0, 3), name = (who) => (f.owners.length ? `sequence ${f.owners[who]}` : who < 0 ? "shared base" : `expert ${who}`);
     const rest = used - top.reduce((sum, t) => sum + t[1], 0);
     setLegend(this.legend, [...top.map(([who, count]) => [`${name(who)}: ${count}`, who < 0 ? theme.mute : OKABE[who % 8]]),
-      ...(rest > 0 ? [[`${owners.size - top.length} others: ${rest}`, theme.mute]] : []), [`free ${whole(pool - used)}${before ? `, ${whole(before)} used before` : ""}`, theme.empty]]);
-    put(this.sub, `${n < pool ? `first ${whole(n)} of ${whole(pool)} · ` : ""}hue: owner · fill${peak ? ` · peak ${whole(peak)}` : ""}`);
+      ...(rest > 0 ? [[many(owners.size - top.length, "other") + `: ${rest}`, theme.mute]] : []), [`double ${whole(kinds.double)} (bar)`, theme.fg, "line"], [`base ${whole(kinds.base)} (dot)`, theme.fg, "dot"],
+      [`free ${whole(pool - used)}${kinds.free ? `, ${whole(kinds.free)} used before` : ""}`, theme.empty], ...(spilled === null ? [] : [[`spilled to a file ${whole(spilled)}`, "transparent", "none"]]),
+      ...(size ? [[`${whole(size)} tokens each`, "transparent", "none"]] : []), ...(n < pool ? [[`first ${whole(n)} drawn`, "transparent", "none"]] : [])]);
+    if (!this.hue.matches(":focus")) this.hue.value = f.owners.length ? "sequence" : "expert";
+    this.hue.disabled = !this.board.live;
     put(this.readout, at && at.kind === "slot" ? this.describe(f, at.slot) : at && at.kind === "expert" && ringed.length ? many(ringed.length, "slot") + " of this expert" : "");
   }
 }

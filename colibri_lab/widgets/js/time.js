@@ -6,7 +6,7 @@ class TimePanel {
     this.surface = new Surface(board, this, 176, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
     this.column = -1;
   }
-  get space() { return {left: 46, top: 6, mid: 112, low: 122, zero: 152, bottom: 174, columns: 160}; }
+  get space() { return {left: 46, top: 6, mid: 112, low: 122, zero: 152, bottom: 174, columns: 128}; }
   at(i) { const s = this.space, n = this.board.frame.a.flag.length; return s.left + (s.columns - n + i) * (this.surface.width - s.left) / s.columns; }
   focusOf(i) {
     const f = this.board.frame;
@@ -79,7 +79,11 @@ class TimePanel {
       g.fillStyle = EVICTED; g.fillRect(x, s.zero + 1, bar, c);
       if (flag & 2) this.gap(g, f, i, x);
     }
-    const here = this.found(f);
+    const here = this.found(f), at = this.board.focus;
+    if (at && at.kind === "column") {  // the tokens of that moment
+      g.fillStyle = theme.fg;
+      for (let i = 0; i < n; i++) if (f.a.when[i] === at.column) g.fillRect(this.at(i), s.bottom, w, 2);
+    }
     if (here >= 0) { g.strokeStyle = theme.fg; g.lineWidth = 1.5; g.strokeRect(this.at(here) - 1, s.top - 2, bar + 2, s.bottom - s.top + 2); }
     put(this.readout, here >= 0 ? this.describe(f, here) : "");
     const missed = f.missed ? ` · ${whole(f.missed)} events missed` : "";

@@ -1,0 +1,152 @@
+"""The systems' counters as columns of a strip: what each column's time saw, at most MOST of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from colibri_lab.view.gauges import Gauges
+from colibri_lab.view.html import size
+from colibri_lab.view.systems import SYSTEMS, Fact, System
+
+MOST = 56
+MARKS, WORDS = 6, 100  # notes that are marked, characters of each
+FULL, NONE = 254, 255  # of a byte: the top of a lane, no value
+
+
+class Plan(NamedTuple):
+    """How lines are made of a table's columns: values = table @ part over table @ whole. All systems' lines together.
+
+    part, whole float64 [columns, lines]; known bool [lines]: whether any of its counters is there; lane int [lines],
+    counted over all systems; stacked float64 [lanes, lines] 1 where a line is one of those that a lane stacks.
+    """
+
+    part: np.ndarray
+    whole: np.ndarray
+    known: np.ndarray
+    lane: np.ndarray
+    stacked: np.ndarray
+
+
+LINES = [(i, line) for i, system in enumerate(SYSTEMS) for line in system.lines]
+LANES = [lane for system in SYSTEMS for lane in system.lanes]
+FIXED = np.array([lane.top for lane in LANES])
+FIRST_LANE = np.cumsum([0, *(len(system.lanes) for system in SYSTEMS)]).tolist()
+FIRST_LINE = np.cumsum([0, *(len(system.lines) for system in SYSTEMS)]).tolist()
+
+
+@lru_cache(4)
+def plan(names: tuple[str, ...]) -> Plan:
+    """For a table of these columns: growth of each name, level of each name, seconds, 1."""
+    n, column = len(names), {name: i for i, name in enumerate(names)}
+    part, whole = np.zeros((2, 2 * n + 2, len(LINES)))
+    lane, stacked = np.zeros(len(LINES), int), np.zeros((len(LANES), len(LINES)))
+    for j, (system, line) in enumerate(LINES):
+        shift = n if line.level else 0
+        for to, of in ((part, line.of), (whole, line.over)):
+            to[[shift + column[name] for name in of if name in column], j] = 1
+        if not line.over or line.over == ("seconds",):
+            whole[2 * n if line.over else 2 * n + 1, j] = 1
+        lane[j] = FIRST_LANE[system] + line.lane
+        stacked[lane[j], j] = line.draw == "stack"
+    known = np.logical_and(part.any(axis=0), whole.any(axis=0))
+    return Plan(part, whole, known, lane, stacked)
+
+
+class Window:
+    """The kept samples in columns of 1, 2, 4.. samples, counted from the first ever, so that none flickers.
+
+    ends_ns u8 [N]; values float64 [lines of all systems, N], NaN where a line has none; tops float64 [lanes of all
+    systems]: the end of each scale, 0 where a lane has no value; last: the newest value of each name.
+    """
+
+    def __init__(self, gauges: Gauges, most: int = MOST) -> None:
+        kept, total, every = len(gauges), gauges.total, 1
+        while kept > every * (most - 1):
+            every *= 2
+        ends = np.arange(every - 1 - (total - kept) % every, kept, every)
+        ends = ends[ends > 0]
+        if kept > 1 and (not len(ends) or ends[-1] < kept - 1):
+            ends = np.append(ends, kept - 1)
+        rows = np.concatenate([[0], ends]) if len(ends) else np.zeros(0, "i8")
+        t, n = gauges.t_ns[rows], len(gauges.names)
+        level = np.nan_to_num(gauges.values[rows, :n])
+        table = np.ones((max(len(rows) - 1, 0), 2 * n + 2))
+        if len(rows):
+            table[:, :n] = np.maximum(np.diff(level, axis=0), 0)
+            table[:, n : 2 * n], table[:, 2 * n] = level[1:], np.diff(t.astype("i8")) / 1e9
+        self.begin_ns, self.ends_ns = int(t[0]) if len(t) else 0, t[1:]
+        self.last: dict[str, float] = dict(zip(gauges.names, gauges.values[-1].tolist(), strict=False)) if kept else {}
+        made = plan(gauges.names)
+        part, whole = (table @ made.part).T, (table @ made.whole).T
+        self.values = np.full(part.shape, np.nan)
+        np.divide(part, whole, out=self.values, where=(whole > 0) & made.known[:, None])
+        plain = np.nan_to_num(self.values)
+        self.tops = (made.stacked @ plain).max(axis=1, initial=0)
+        np.maximum.at(self.tops, made.lane, plain.max(axis=1, initial=0))
+        self.tops[(FIXED > 0) & (self.tops > 0)] = FIXED[(FIXED > 0) & (self.tops > 0)]
+        self._lane = made.lane
+
+    def __len__(self) -> int:
+        return len(self.ends_ns)
+
+    def is_on(self, system: System) -> bool:
+        return any(self.last.get(name, 0) > 0 for name in system.on)
+
+    @property
+    def drawn(self) -> list[int]:
+        """Lines that have something to draw, counted over all systems."""
+        on = np.array([self.is_on(system) for system in SYSTEMS])[[i for i, _ in LINES]]
+        some = ~np.isnan(self.values).all(axis=1) if len(self) else np.zeros(len(LINES), bool)
+        return np.flatnonzero(on & some & (self.tops[self._lane] > 0)).tolist()
+
+    def bytes(self, lines: list[int]) -> np.ndarray:
+        """u1 [lines, N]: shares of their lanes' tops in 1/254, 255 where there is no value."""
+        share = self.values[lines] * (FULL / self.tops[self._lane[lines]])[:, None]
+        return np.where(np.isnan(share), NONE, np.rint(np.minimum(share, FULL))).astype("u1")
+
+    def figures(self, fact: Fact) -> list[float | None]:
+        """[value] or [part, whole]; None where no counter of that name is there."""
+        return [self._total(names) for names in ((fact.of, fact.over) if fact.over else (fact.of,))]
+
+    def _total(self, names: Sequence[str]) -> float | None:
+        known = [v for name in names if (v := self.last.get(name, np.nan)) == v]
+        total = sum(known)
+        return (total if total % 1 else int(total)) if known else None
+
+
+def packed(window: Window) -> tuple[dict[str, Any], np.ndarray]:
+    """For a frame: {"systems": [{on, tops, facts}], "rows": the lines that have values}; u1 [rows, N].
+
+    Whole numbers up to 254 come back exactly from a byte's share of its lane's top.
+    """
+    told: list[dict[str, Any]] = []
+    for system, first in zip(SYSTEMS, FIRST_LANE, strict=False):
+        on, tops = window.is_on(system), window.tops[first : first + len(system.lanes)].tolist()
+        facts = [window.figures(fact) for fact in system.facts] if on else []
+        told.append({"on": on, "tops": [float(f"{top:.6g}") for top in tops], "facts": facts})
+    rows = window.drawn
+    return {"systems": told, "rows": rows}, window.bytes(rows)
+
+
+def marks(notes: Iterable[tuple[str, Any, int]], window: Window, key: str) -> list[tuple[int, str]]:
+    """(column, words) of the newest notes of a key that fall into the columns."""
+    ends = window.ends_ns
+    mine = [(at, value) for name, value, at in notes if name == key and at > window.begin_ns and len(ends)]
+    column = [min(int(np.searchsorted(ends, at)), len(ends) - 1) for at, _ in mine]
+    return [(i, said(value)) for i, (_, value) in zip(column, mine, strict=True)][-MARKS:]
+
+
+def said(value: Any) -> str:
+    """A note in words: its reason, or its fields."""
+    if not isinstance(value, dict):
+        return str(value)[:WORDS]
+    if "reason" in value:
+        changed = [f"{name} {value[name]}" for name in ("before", "after", "cap") if name in value]
+        return f"{', '.join(changed)}: {value['reason']}".lstrip(": ")[:WORDS]
+    return ", ".join(f"{k} {size(v) if k.endswith('_bytes') and isinstance(v, int) else v}" for k, v in value.items())[
+        :WORDS
+    ]
