@@ -101,7 +101,8 @@ def inject(engine: Engine, stage: str, patch: pytest.MonkeyPatch) -> Any:
     elif stage == "dispatch":
         patch.setattr(parts.dispatcher, "split", failing(parts.dispatcher.split, 30))
     elif stage == "ahead":
-        patch.setattr(parts.ahead._prefetcher, "guess", failing(parts.ahead._prefetcher.guess, 30))
+        prefetcher = parts.ahead._prefetchers["history"]
+        patch.setattr(prefetcher, "guess", failing(prefetcher.guess, 30))
     else:
         patch.setattr(Reader, "_fetch", failing(Reader._fetch, 30))
     return Fault
