@@ -1,11 +1,32 @@
 /* Attention of one row over the tokens of its sight, in order of position, so that slots never change a sum. A key or
-   value is read once for up to four query heads that share it. */
+   value is read once for up to four query heads that share it; up to four such groups of heads go through the tokens
+   together, tile by tile, since a token's heads lie side by side and neighbours in position do not. */
+
+enum {
+    TILE = 8,   /* tokens: all groups' keys of two tiles fit into a first-level cache */
+    GROUPS = 4, /* of heads at a time */
+    SHARERS = 4 /* query heads of a group */
+};
 
 typedef struct {
-    const char *base; /* k or v of the pool, at this key head */
+    const char *base; /* k or v of the pool, at the group's key head */
     size_t stride;    /* bytes between tokens */
     int dim;
 } Tokens;
+
+/* n query heads that share a key head; q, out: [n][dim], scores: [n][stride]. */
+typedef struct {
+    Tokens keys, values;
+    const float *q;
+    float *out, *scores;
+    int n;
+} Group;
+
+typedef struct {
+    const int32_t *where; /* [count] */
+    int count, stride;    /* stride: between the scores of two heads */
+    float scale;
+} View;
 
 INLINE v16 token_at(const Tokens *t, int32_t token, int i, int lanes, const int half) {
     const char *p = t->base + (size_t)token * t->stride;
@@ -13,45 +34,63 @@ INLINE v16 token_at(const Tokens *t, int32_t token, int i, int lanes, const int 
     return lanes == 16 ? v_load((const float *)p + i) : v_load_n((const float *)p + i, lanes);
 }
 
-/* scores[h][t] = q_h . k_t for n query heads; q: [n][dim]. */
-INLINE void score(const Tokens *k, const int32_t *where, int count, const float *q, float *scores, int stride,
-                  const int n, const int half) {
-    const int dim = k->dim, whole = dim / 16 * 16;
-    for (int t = 0; t < count; t++) {
-        v16 s[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
-        for (int i = 0; i < whole; i += 16) {
-            v16 key = token_at(k, where[t], i, 16, half);
-            for (int h = 0; h < n; h++) s[h] = v_madd(s[h], key, v_load(q + (size_t)h * dim + i));
+/* Asks for the token a tile after t. */
+INLINE void ask(const Tokens *x, const View *v, int t, const int half) {
+    const char *p = x->base + (size_t)v->where[min_int(t + TILE, v->count - 1)] * x->stride;
+    for (int i = 0; i < x->dim * (half ? 2 : 4); i += 64) __builtin_prefetch(p + i);
+}
+
+/* scores[h][t] = q_h . k_t for n query heads and `many` tokens from t on. */
+INLINE void score_some(const Group *g, const View *v, int t, const int n, const int many, const int half) {
+    const int dim = g->keys.dim;
+    v16 s[SCORED][SHARERS];
+    for (int j = 0; j < many; j++)
+        for (int h = 0; h < SHARERS; h++) s[j][h] = v_zero();
+    for (int i = 0; i < dim; i += 16) {
+        v16 query[SHARERS];
+        for (int h = 0; h < n; h++) query[h] = v_at(g->q + (size_t)h * dim, i, dim);
+        for (int j = 0; j < many; j++) {
+            v16 key = token_at(&g->keys, v->where[t + j], i, min_int(16, dim - i), half);
+            for (int h = 0; h < n; h++) s[j][h] = v_madd(s[j][h], key, query[h]);
         }
-        if (whole < dim) {
-            v16 key = token_at(k, where[t], whole, dim - whole, half);
-            for (int h = 0; h < n; h++) s[h] = v_madd(s[h], key, v_load_n(q + (size_t)h * dim + whole, dim - whole));
-        }
-        float sums[4];
-        v_sum4(s, sums);
-        for (int h = 0; h < n; h++) scores[(size_t)h * stride + t] = sums[h];
+    }
+    for (int j = 0; j < many; j++) {
+        float sums[SHARERS];
+        v_sum4(s[j], sums);
+        for (int h = 0; h < n; h++) g->scores[(size_t)h * v->stride + t + j] = sums[h];
     }
 }
 
-/* Lanes i.. of out[h] = sum over t of weight[h][t] * v_t, over total[h]. */
-INLINE void mix_lanes(const Tokens *v, const int32_t *where, int count, const float *weight, int stride,
-                      const float *total, float *out, int i, int lanes, const int n, const int half) {
-    v16 s[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
-    for (int t = 0; t < count; t++) {
-        v16 value = token_at(v, where[t], i, lanes, half);
-        for (int h = 0; h < n; h++) s[h] = v_madd(s[h], value, v_set1(weight[(size_t)h * stride + t]));
+INLINE void score(const Group *g, const View *v, int first, int last, const int n, const int half) {
+    int t = first;
+    for (; t + SCORED <= last; t += SCORED) {
+        for (int j = 0; j < SCORED; j++) ask(&g->keys, v, t + j, half);
+        score_some(g, v, t, n, SCORED, half);
     }
-    for (int h = 0; h < n; h++) v_put(out + (size_t)h * v->dim, i, v->dim, v_div(s[h], v_set1(total[h])));
+    for (; t < last; t++) score_some(g, v, t, n, 1, half);
 }
 
-INLINE void mix(const Tokens *v, const int32_t *where, int count, const float *weight, int stride, const float *total,
-                float *out, const int n, const int half) {
-    int i = 0;
-    for (; i + 16 <= v->dim; i += 16) mix_lanes(v, where, count, weight, stride, total, out, i, 16, n, half);
-    if (i < v->dim) mix_lanes(v, where, count, weight, stride, total, out, i, v->dim - i, n, half);
+/* Lanes i.. of out[h] += weight[h][t] * v_t for first <= t < last. */
+INLINE void mix_lanes(const Group *g, const View *v, int first, int last, int i, int lanes, const int n,
+                      const int half) {
+    const int dim = g->values.dim;
+    v16 s[SHARERS];
+    for (int h = 0; h < n; h++) s[h] = v_at(g->out + (size_t)h * dim, i, dim);
+    for (int t = first; t < last; t++) {
+        v16 value = token_at(&g->values, v->where[t], i, lanes, half);
+        for (int h = 0; h < n; h++) s[h] = v_madd(s[h], value, v_set1(g->scores[(size_t)h * v->stride + t]));
+    }
+    for (int h = 0; h < n; h++) v_put(g->out + (size_t)h * dim, i, dim, s[h]);
 }
 
-/* scores become e^(scale * score - largest) in place; returns their sum. There is room up to a multiple of 16. */
+INLINE void mix(const Group *g, const View *v, int first, int last, const int n, const int half) {
+    const int dim = g->values.dim, whole = dim / 16 * 16;
+    for (int t = first; t < last; t++) ask(&g->values, v, t, half);
+    for (int i = 0; i < whole; i += 16) mix_lanes(g, v, first, last, i, 16, n, half);
+    if (whole < dim) mix_lanes(g, v, first, last, whole, dim - whole, n, half);
+}
+
+/* Scores become e^(scale * score - largest) in place; returns their sum. There is room up to a multiple of 16. */
 static float exponentials(float *scores, int count, float scale) {
     v16 top = v_set1(-INFINITY), sum = v_zero();
     for (int t = count; t < round_up(count, 16); t++) scores[t] = -INFINITY;
@@ -71,44 +110,51 @@ static float exponentials(float *scores, int count, float scale) {
     return v_sum(sum);
 }
 
-typedef struct {
-    Tokens keys, values;
-    const int32_t *where; /* [count] */
-    int count, stride;    /* stride: between the scores of two heads */
-    float scale, *scores;
-} View;
+/* With the number of heads and `half` as constants the loops above keep their sums in registers. */
+#define FOR_HEADS(call, ...) \
+    (g->n == 4 ? call(__VA_ARGS__, 4, half) : g->n == 2 ? call(__VA_ARGS__, 2, half) : call(__VA_ARGS__, 1, half))
 
-/* n query heads of one row; q and out are [n][dim]. */
-INLINE void attend(const View *v, const float *q, float *out, const int n, const int half) {
-    float total[4];
-    score(&v->keys, v->where, v->count, q, v->scores, v->stride, n, half);
-    for (int h = 0; h < n; h++) total[h] = exponentials(v->scores + (size_t)h * v->stride, v->count, v->scale);
-    mix(&v->values, v->where, v->count, v->scores, v->stride, total, out, n, half);
+/* Each lane of out[h] = sum over t of weight[h][t] * v_t, token after token, over the sum of the weights. */
+INLINE void attend(const Group *groups, int count, const View *v, const int half) {
+    for (int t = 0; t < v->count; t += TILE)
+        for (const Group *g = groups; g < groups + count; g++) FOR_HEADS(score, g, v, t, min_int(v->count, t + TILE));
+    float total[GROUPS * SHARERS], *sum = total;
+    for (const Group *g = groups; g < groups + count; g++) {
+        for (int h = 0; h < g->n; h++) *sum++ = exponentials(g->scores + (size_t)h * v->stride, v->count, v->scale);
+        memset(g->out, 0, (size_t)g->n * g->values.dim * sizeof(float));
+    }
+    for (int t = 0; t < v->count; t += TILE)
+        for (const Group *g = groups; g < groups + count; g++) FOR_HEADS(mix, g, v, t, min_int(v->count, t + TILE));
+    sum = total;
+    for (const Group *g = groups; g < groups + count; g++)
+        for (int h = 0, dim = g->values.dim; h < g->n; h++, sum++)
+            for (int i = 0; i < dim; i += 16)
+                v_put(g->out + (size_t)h * dim, i, dim, v_div(v_at(g->out + (size_t)h * dim, i, dim), v_set1(*sum)));
 }
 
-/* With n and half as constants the loops above keep their sums in registers. Returns the heads done. */
-INLINE int attend_some(const View *v, const float *q, float *out, int heads, const int half) {
-    if (heads >= 4) return attend(v, q, out, 4, half), 4;
-    if (heads >= 2) return attend(v, q, out, 2, half), 2;
-    return attend(v, q, out, 1, half), 1;
-}
-
-/* All query heads of row r that share key head `kv`. */
-static void attend_group(Context *c, const Layer *layer, int r, int kv, int thread) {
+/* All query heads of row r that share the key heads [first, last). */
+static void attend_heads(Context *c, const Layer *layer, int r, int first, int last, int thread) {
     const Model *m = &c->m;
-    int dim = m->head_dim, share_of = layer->heads / m->kv_heads, half = m->kv_dtype == FP16;
-    size_t size = half ? 2 : 4, stride = (size_t)m->kv_heads * dim * size, at = (size_t)kv * dim * size;
-    View view = {{(const char *)m->k + at, stride, dim},
-                 {(const char *)m->v + at, stride, dim},
-                 c->sight[r].where,
-                 c->sight[r].count,
-                 c->scores_len,
-                 layer->scale,
-                 c->scores + (size_t)thread * 4 * c->scores_len};
-    const float *q = c->qkv + (size_t)r * c->qkv_width + (size_t)kv * share_of * dim;
-    float *out = c->attended + (size_t)r * c->attended_width + (size_t)kv * share_of * dim;
-    for (int h = 0; h < share_of;) {
-        int n = half ? attend_some(&view, q, out, share_of - h, 1) : attend_some(&view, q, out, share_of - h, 0);
-        h += n, q += (size_t)n * dim, out += (size_t)n * dim;
+    const Sight *s = &c->sight[r];
+    int dim = m->head_dim, share_of = layer->heads / m->kv_heads, half = m->kv_dtype == FP16, count = 0;
+    size_t size = half ? 2 : 4, stride = (size_t)m->kv_heads * dim * size;
+    float *scores = c->scores + (size_t)thread * GROUPS * SHARERS * c->scores_len;
+    View v = {s->where, s->count, c->scores_len, layer->scale};
+    Group groups[GROUPS];
+    for (int head = first * share_of, n; head < last * share_of; head += n) {
+        int left = share_of - head % share_of;
+        size_t at = (size_t)(head / share_of) * dim * size;
+        n = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        Group g = {{(const char *)m->k + at, stride, dim},
+                   {(const char *)m->v + at, stride, dim},
+                   c->qkv + (size_t)r * c->qkv_width + (size_t)head * dim,
+                   c->attended + (size_t)r * c->attended_width + (size_t)head * dim,
+                   scores + (size_t)count * SHARERS * c->scores_len,
+                   n};
+        groups[count++] = g;
+        if (count < GROUPS && head + n < last * share_of) continue;
+        if (half) attend(groups, count, &v, 1);
+        else attend(groups, count, &v, 0);
+        count = 0;
     }
 }

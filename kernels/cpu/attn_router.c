@@ -3,7 +3,7 @@
 typedef struct {
     Context *c;
     const Layer *layer;
-    int l, n, parts, by_head;
+    int l, n, parts, shares; /* shares: units of attention that a row is */
 } Half;
 
 /* One row of a matrix's input: norm of x. */
@@ -57,20 +57,20 @@ static void project_unit(void *job, int r, int thread) {
     to_pool(m, m->v, m->staging + r, v);
 }
 
-/* by_head: rows are few, and a row's list stays for all its heads; else it stays while the thread attends for it. */
+/* Where a row's heads are shared out, its list stays for all of them; else while the thread attends for the row. */
 static void look_unit(void *job, int r, int thread) {
     Half *h = job;
     Context *c = h->c;
-    int32_t *room = c->room + (size_t)(h->by_head ? r : thread) * (c->m.recent ? (size_t)c->m.positions : 0);
+    int32_t *room = c->room + (size_t)(h->shares > 1 ? r : thread) * (c->m.recent ? (size_t)c->m.positions : 0);
     if (!look(c, h->layer, h->l, r, room)) c->status[r] = BAD_INDEX;
 }
 
 static void attend_unit(void *job, int unit, int thread) {
     Half *h = job;
-    int heads = h->c->m.kv_heads, r = h->by_head ? unit / heads : unit;
-    int first = h->by_head ? unit % heads : 0, last = h->by_head ? first + 1 : heads;
-    if (!h->by_head) look_unit(job, r, thread);
-    for (int kv = first; !h->c->status[r] && kv < last; kv++) attend_group(h->c, h->layer, r, kv, thread);
+    int heads = h->c->m.kv_heads, r = unit / h->shares, part = unit % h->shares;
+    if (h->shares == 1) look_unit(job, r, thread);
+    if (!h->c->status[r])
+        attend_heads(h->c, h->layer, r, share(heads, h->shares, part), share(heads, h->shares, part + 1), thread);
 }
 
 static void attended_unit(void *job, int r, int thread) {
@@ -134,7 +134,7 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int at, int n) {
     int64_t failed = look_from(c, at, n), history = 0, wide = (int64_t)n * m->hidden;
     if (failed || (failed = check_rows(m, l, n)) || n == 0) return failed;
     const Layer *layer = &m->layers[l];
-    Half h = {c, layer, l, n, 1, 0};
+    Half h = {c, layer, l, n, 1, 1};
     memset(c->status, 0, (size_t)n * sizeof *c->status);
     run_units(c, input_unit, &h, n, 4 * wide);
     product(c, &layer->qkv, c->in.act, c->qkv, (size_t)c->qkv_width, n);
@@ -144,9 +144,9 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int at, int n) {
         m->first[entry_of(m, l, r)] = -1;
         history += 16 + (layer->window ? min_int(layer->window, m->position[r] + 1) : m->position[r] + 1);
     }
-    h.by_head = n < 4 * c->pool.threads;
-    if (h.by_head) run_units(c, look_unit, &h, n, history + (m->recent ? wide * m->experts : 0));
-    run_units(c, attend_unit, &h, h.by_head ? n * m->kv_heads : n, 2 * history * layer->heads * m->head_dim);
+    if (c->pool.threads > 1 && n < 4 * c->pool.threads) h.shares = min_int(m->kv_heads, n == 1 ? c->pool.threads : 2);
+    if (h.shares > 1) run_units(c, look_unit, &h, n, history + (m->recent ? wide * m->experts : 0));
+    run_units(c, attend_unit, &h, n * h.shares, 2 * history * layer->heads * m->head_dim);
     if ((failed = first_failure(c, n))) return failed;
     run_units(c, attended_unit, &h, n, 4 * wide);
     product(c, &layer->o, c->in.act, c->out, (size_t)m->hidden, n);

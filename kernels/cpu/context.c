@@ -32,7 +32,7 @@ typedef struct {
     Acts hidden, wide_hidden;    /* of the routed experts by (job, row), of a shared or dense network by row */
     float *qkv, *attended, *out; /* [R][...] */
     float *sum;                  /* [R][H] the layer's sum of experts */
-    float *scores;               /* [threads][4][positions] */
+    float *scores;               /* [threads][16][positions] */
     float *scratch;              /* [threads][2][scratch_len] */
     float **pointers;            /* [threads][2][R] */
     float *partial;              /* [R * (k + 1)][H] results by (job, row), where experts come in as they arrive */
@@ -113,7 +113,7 @@ EXPORT Context *colibri_bind(const Model *model) {
     c->attended = take(c, rows * (size_t)c->attended_width, sizeof(float));
     c->out = take(c, rows * (size_t)m->hidden, sizeof(float));
     c->sum = take(c, rows * (size_t)m->hidden, sizeof(float));
-    c->scores = take(c, threads * 4 * (size_t)c->scores_len, sizeof(float));
+    c->scores = take(c, threads * 16 * (size_t)c->scores_len, sizeof(float));
     c->scratch = take(c, threads * 2 * (size_t)c->scratch_len, sizeof(float));
     c->pointers = take(c, threads * 2 * rows, sizeof(float *));
     c->partial = take(c, pairs * (size_t)m->hidden, sizeof(float));
