@@ -166,6 +166,30 @@ def pipeline_command(
     finish(measure, json)
 
 
+@app.command("kv")
+def kv_command(
+    shape: Annotated[str, typer.Option(help="random weights of this shape: nano, m0, m1, m2")] = "m1",
+    lengths: Annotated[str, typer.Option(help="tokens of history, by commas")] = "4096,16384,32768",
+    threads: Annotated[int, typer.Option(min=1, help="compute threads")] = 1,
+    rounds: Annotated[int, typer.Option(min=2)] = 7,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens decoded in a round")] = 4,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    text: Annotated[Path, typer.Option(help="folder of texts that the embedded model reads")] = VALIDATION,
+    characters: Annotated[int, typer.Option(min=1, help="of each domain, for perplexity")] = 12000,
+    json: Json = False,
+) -> None:
+    """Expert-local attention beside exact: bytes, speed, logits, perplexity; and what placing a token costs."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import decode, kv
+
+        asked = _numbers("lengths", lengths)
+        plan = kv.Plan(decode.shape_named(shape), asked, threads, rounds, tokens, seed, characters)
+        return kv.run(text, plan)
+
+    finish(measure, json)
+
+
 def _numbers(option: str, given: str) -> list[int]:
     """Whole numbers by commas; ValueError names the option."""
     try:

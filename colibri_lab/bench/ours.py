@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from colibri_lab.bench.harness import Block, measured
 from colibri_lab.bench.shapes import GROUP, Role, Shape, draw, draw_router
 from colibri_lab.engine.engine import Engine
+from colibri_lab.engine.loading import build, settle
 from colibri_lab.model.plan import Piece, make_plan
 from colibri_lab.model.spec import ModelSpec, Rope
 from colibri_lab.model.store import write_model
@@ -97,9 +98,13 @@ def packed(codes: list[NDArray[Any]], scales: list[NDArray[Any]], layout: Matrix
 
 
 def load(shape: Shape | None, seed: int, threads: int, **settings: Any) -> Engine:
-    """An engine on the shape's weights, or on the embedded model, with room for every expert."""
+    """An engine on the shape's weights, or on the embedded model, with room for every expert.
+
+    The same weights serve a shape with more positions.
+    """
     path = embedded_model() if shape is None else make_model(shape, seed)
-    engine = Engine.load(path, threads=threads, **settings)
+    config = settle(path, {"threads": threads, **settings})
+    engine = Engine(build(config, None if shape is None else shape.positions))
     engine.settings.expert_cache_bytes = engine.describe()["experts_total_bytes"]
     return engine
 

@@ -76,7 +76,7 @@ def settle(source: str | Path | Config, overrides: dict[str, Any]) -> Config:
     return config
 
 
-def open_model(config: Config) -> tuple[ModelFile, Path]:
+def open_model(config: Config, positions: int | None = None) -> tuple[ModelFile, Path]:
     """The converted model and its tokenizer's folder; a Hugging Face folder is converted into the cache first."""
     path = config.model_path
     assert path is not None
@@ -89,7 +89,7 @@ def open_model(config: Config) -> tuple[ModelFile, Path]:
         from ..convert import ensure_converted
 
         converted = ensure_converted(path, config.quantize or "int4", config.group_size or 32)
-    file = ModelFile.open(converted)
+    file = ModelFile.open(converted, positions)
     asked = {
         "quantize": config.quantize,
         "group_size": config.group_size if file.quantize in ("int8", "int4") else None,
@@ -116,10 +116,13 @@ def sight(config: Config) -> tuple[int, int]:
     return RECENT, SINKS
 
 
-def build(config: Config) -> Parts:
-    """All parts, bound. What was opened is closed again when a later part fails."""
+def build(config: Config, positions: int | None = None) -> Parts:
+    """All parts, bound. What was opened is closed again when a later part fails.
+
+    positions: another context length than the model's, for measurements on random weights.
+    """
     with ExitStack() as stack:
-        file, folder = open_model(config)
+        file, folder = open_model(config, positions)
         stack.callback(file.close)
         spec = file.spec
         tokenizer = Tokenizer.open(folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,12 +37,14 @@ class ModelFile:
     Stays right when the file is replaced while open (the old contents are kept by the open descriptor).
     """
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, fd: int, positions: int | None = None) -> None:
         self.path, self._fd = path, -1  # ours to close only once all is checked
         header = read_header(fd, str(path))
         metadata = _metadata(header, str(path))
         self.quantize, self.identity, self.source = metadata["quantize"], metadata["identity"], metadata["source"]
         self.spec = ModelSpec.from_json(parse_object(metadata["spec"].encode(), f"{path}: spec"), f"{path}: spec")
+        if positions is not None:
+            self.spec = replace(self.spec, max_positions=positions)
         self._plan = make_plan(self.spec, self.quantize, _group(metadata, path), f"{path}: quantize")
         self.group = self._plan.group
         self._entries = _checked_entries(header, self._plan.tensor_count, self._plan, str(path))
@@ -49,8 +52,8 @@ class ModelFile:
         self._fd = fd
 
     @classmethod
-    def open(cls, path: Path | str) -> ModelFile:
-        """Open a .colibri file, or the one in a folder.
+    def open(cls, path: Path | str, positions: int | None = None) -> ModelFile:
+        """Open a .colibri file, or the one in a folder. positions: another context length than the model's.
 
         ModelError: one line that names the file, the tensor and the way out.
         """
@@ -63,7 +66,7 @@ class ModelFile:
         except OSError as error:
             raise ModelError(f"{path}: cannot be opened ({error.strerror})") from error
         try:
-            return cls(path, fd)
+            return cls(path, fd, positions)
         except BaseException:
             os.close(fd)
             raise

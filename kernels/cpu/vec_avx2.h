@@ -4,7 +4,7 @@
 #define ISA "avx2"
 #define FAST_ROWS 4
 #define FLOAT_ROWS 2
-#define SCORED 1     /* keys that attention scores at a time: four sums each must stay in registers */
+#define SCORED 1 /* keys that attention scores at a time: four sums each must stay in registers */
 
 typedef struct {
     __m256 lo, hi;

@@ -3,7 +3,7 @@
 #define ISA "plain"
 #define FAST_ROWS 1
 #define FLOAT_ROWS 1
-#define SCORED 1     /* keys that attention scores at a time: four sums each must stay in registers */
+#define SCORED 1 /* keys that attention scores at a time: four sums each must stay in registers */
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));

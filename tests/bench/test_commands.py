@@ -71,6 +71,24 @@ def test_router_counts_and_times_every_kind(tmp_path: Path, capsys: pytest.Captu
         assert len(found) == 14 and all(row["value"] > 0 for row in found)
 
 
+def test_kv_compares_both_kinds_of_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str], top: Path) -> None:
+    text = (top / "data" / "validation" / "python.txt").read_text()
+    (tmp_path / "python.txt").write_text(text[:4000])
+    small = ["--shape", "nano", "--lengths", "2048,1024", "--rounds", "2", "--tokens", "2"]
+    assert main(["kv", *small, "--text", str(tmp_path), "--characters", "3000", "--json"]) in (0, 3)
+    form = last_line(capsys.readouterr().out)
+    rows = {row["what"]: row for row in form["rows"]}
+    fewer = [rows[f"{length} tokens: fewer bytes"]["value"] for length in (1024, 2048)]
+    assert 20 < fewer[0] < fewer[1] < 90  # the longer the history, the smaller the near part of it
+    exact = rows["2048 tokens: attention reads"]["peer_value"]
+    assert exact == pytest.approx(2 * 2049.5 * 2 * 2 * 64 * 2 / 1e6, rel=1e-4)  # layers, tokens, K and V, heads, fp16
+    assert rows["1024 tokens: decode, CPU time"]["peer"] == "exact"
+    assert 0 < rows["2048 tokens: logits change"]["value"] < 30
+    assert 0.9 < rows["embedded model, all: perplexity"]["value"] < 1.1
+    assert rows["placing a prompt's token in a layer, after 2048 tokens"]["value"] > 0
+    assert any("repeats their keys" in note for note in form["notes"])
+
+
 def test_hidden_states_are_heard_once(tmp_path: Path) -> None:
     """As many rows as layers times tokens, and the engine's backend is its own again afterwards."""
     from colibri_lab.bench.hidden import listen
@@ -100,6 +118,9 @@ def test_hidden_states_are_heard_once(tmp_path: Path) -> None:
         (["telemetry", "--shape", "m9"], "nano, m0, m1, m2"),
         (["perplexity", "--text", "nowhere"], "data/validation"),
         (["paging", "--text", "nowhere"], "data/validation"),
+        (["kv", "--text", "nowhere"], "data/validation"),
+        (["kv", "--lengths", "long"], "4096,16384"),
+        (["kv", "--lengths", "1000"], "at least 1024 tokens each"),
         (["paging", "--policies", "fifo"], "lru, lfu, lfru, slru, least_stale"),
         (["paging", "--prefetchers", "next"], "none, neighbour, history, next_gate"),
         (["paging", "--budgets", "half"], "25,50,75"),
