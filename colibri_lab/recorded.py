@@ -119,6 +119,8 @@ class _Reader:
         elif kind == "note":
             if event["key"] in ("model", "settings") and isinstance(event["value"], dict):
                 check_sizes(event["value"])
+            if event["key"] == "snapshot":
+                tracelines.check_snapshot(event["value"], self.header)
             t = number(event, "t_ns", 1 << 63) if "t_ns" in event else 0  # version 1 had no times of notes
             self.done["notes"].append((str(event["key"]), event["value"], t))
             self.counts["notes"] += 1

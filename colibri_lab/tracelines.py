@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ LIMITS = {"layers": 1024, "experts": 65535, "top_k": 1024}
 MAX_SLOTS = 1 << 24  # views hold an array of them
 SIZES = {"kv_slots": MAX_SLOTS, "kv_slot_size": 1 << 32}  # facts that views calculate with, and their limits
 SIZES |= dict.fromkeys(("expert_bytes", "expert_cache_bytes", "experts_total_bytes"), 1 << 62)
+SNAPSHOT = {"resident", "pinned", "slots"}
 BAD = (KeyError, TypeError, ValueError, OverflowError, IndexError)
 
 
@@ -100,3 +102,19 @@ def sample(found: Facts, known: int) -> tuple[int, np.ndarray]:
     if not all(v is None or (type(v) in (int, float) and abs(v) < 1e300) for v in values):
         raise ValueError("value must hold numbers and null alone")
     return number(found, "t_ns", 1 << 63), np.array(values, "f8")  # null reads as nan
+
+
+def check_snapshot(value: Any, header: Facts) -> None:
+    """ValueError unless a snapshot's experts and slots are those of the header's model."""
+    cells, layers = header["layers"] * header["experts"], header["layers"]
+    limits = (MAX_SLOTS, 1 << 32, layers, 1 << 31, 1 << 62)
+    if not isinstance(value, dict) or not isinstance(value.get("slots"), list) or not (value.keys() <= SNAPSHOT):
+        raise ValueError(f"a snapshot must have {', '.join(sorted(SNAPSHOT))}")
+    for name in ("resident", "pinned") if "resident" in value else ():
+        if not isinstance(value[name], list) or not all(type(v) is int and 0 <= v < cells for v in value[name]):
+            raise ValueError(f"snapshot: {name} must be numbers below {cells}")
+    for row in value["slots"]:
+        if not isinstance(row, list) or len(row) != len(limits) or not all(type(v) is int for v in row):
+            raise ValueError("snapshot: a slot must be five whole numbers")
+        if not all((-1 if i == 3 else 0) <= v < most for i, (v, most) in enumerate(zip(row, limits, strict=True))):
+            raise ValueError(f"snapshot: slot {row[0]} has numbers that no slot of this model has")

@@ -26,6 +26,7 @@ from .sampler import Sampler
 from .sequence import Reason, Request, Token
 from .settings import Board, Settings
 from .show import routing_counts
+from .snapshot import snapshot
 from .step import Stepper
 from .turn import Turn
 
@@ -142,6 +143,12 @@ class Engine:
         """From the next token on the batch size follows these readings, see `batch_adapt_interval_ms`."""
         with self._turn.take():
             self._stepper.batch.follow(probe)
+
+    def snapshot(self) -> None:
+        """Tell telemetry what is in memory now, between two steps: so a board or recording may begin at any time."""
+        with self._turn.take():
+            for value in snapshot(self._parts, self._stepper.batcher.running):
+                self.telemetry.note("snapshot", value)
 
     def session(self) -> Session:
         """A worker thread that generates in the background, for the lab."""

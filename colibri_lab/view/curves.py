@@ -24,6 +24,8 @@ class Curves:
     def _repr_html_(self) -> str:
         most_x = max(self.x, default=1.0) or 1.0
         most_y = max((v for values in self.lines.values() for v in values), default=1.0) or 1.0
+        # lines often end in the same value: the legend tells them apart where they differ
+        middle = min(range(len(self.x)), key=lambda i: abs(self.x[i] - most_x / 2), default=0)
         parts, keys = [], []
         for quarter in range(5):
             y = HEIGHT - BOTTOM - (HEIGHT - BOTTOM - 8) * quarter / 4
@@ -41,7 +43,7 @@ class Curves:
                 f"{LEFT + across * a:.4g},{HEIGHT - BOTTOM - up * v:.4g}" for a, v in zip(self.x, values, strict=True)
             )
             parts.append(f"<polyline fill='none' stroke='{colour}' stroke-width='2'{dash} points='{points}'/>")
-            keys.append((f"{name} {100 * values[-1]:.1f} %" if values else name, colour))
+            keys.append((f"{name} {100 * values[middle]:.1f} % at {self.x[middle]:g}" if values else name, colour))
         label = escape(f"{self.title}: {', '.join(self.lines)} over {self.x_name}", True)
         image = f"<svg viewBox='0 0 {WIDTH:g} {HEIGHT:g}' role='img' aria-label='{label}'>{''.join(parts)}</svg>"
         return f"<div class='clr'><style>{STYLE}</style>{panel(self.title, self.x_name, image, keys)}</div>"

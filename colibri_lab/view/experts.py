@@ -26,6 +26,8 @@ class ExpertView:
         self.faults = np.zeros((layers, experts), "i8")
         self.last_fault_ns = np.zeros((layers, experts), "u8")
         self.wait_ns, self.evictions, self.missing = 0, 0, 0
+        self._moved_ns, self._pinned_ns = (np.zeros(layers * experts, "u8") for _ in range(2))  # last told of each cell
+        self._snapshot_ns = -1
 
     @property
     def window(self) -> int:
@@ -62,16 +64,30 @@ class ExpertView:
     def _take_pages(self, pages: np.ndarray) -> None:
         kind, cell = pages["kind"], pages["layer"].astype("i8") * self.experts + pages["expert"]
         comes = (kind == PageKind.FAULT) | (kind == PageKind.PREFETCH)
-        moves = comes | (kind == PageKind.EVICT)
+        later = pages["t_ns"] > self._snapshot_ns  # what a snapshot knows already changes no state
+        moves = later & (comes | (kind == PageKind.EVICT))
         self.resident.ravel()[cell[moves]] = comes[moves]  # the last write of a cell wins, as events come in order
         self.ahead.ravel()[cell[moves]] = kind[moves] == PageKind.PREFETCH
-        pins = (kind == PageKind.PIN) | (kind == PageKind.UNPIN)
+        pins = later & ((kind == PageKind.PIN) | (kind == PageKind.UNPIN))
+        np.maximum.at(self._moved_ns, cell[moves], pages["t_ns"][moves])
+        np.maximum.at(self._pinned_ns, cell[pins], pages["t_ns"][pins])
         self.pinned.ravel()[cell[pins]] = kind[pins] == PageKind.PIN
         faults = kind == PageKind.FAULT
         np.add.at(self.faults.ravel(), cell[faults], 1)
         np.maximum.at(self.last_fault_ns.ravel(), cell[faults], pages["t_ns"][faults])
         self.wait_ns += int(pages["wait_ns"][faults].sum(dtype="u8"))
         self.evictions += int((kind == PageKind.EVICT).sum())
+
+    def snapshot(self, t_ns: int, resident: list[int], pinned: list[int]) -> None:
+        """What was in memory and pinned at a moment, as layer * E + expert; later events stand, wherever they came."""
+        if t_ns <= self._snapshot_ns:
+            return
+        self._snapshot_ns = t_ns
+        for state, told, keys in ((self.resident, self._moved_ns, resident), (self.pinned, self._pinned_ns, pinned)):
+            then = np.zeros(told.size, bool)
+            then[keys] = True
+            state.ravel()[told <= t_ns] = then[told <= t_ns]
+        self.ahead &= self.resident
 
     @property
     def share(self) -> np.ndarray:

@@ -20,14 +20,22 @@ class SlotView:
         self.slot_size = slot_size
         self.sequence, self.layer, self.owner = (np.full(slots, -1, "i8") for _ in range(3))
         self.free, self.double = np.ones(slots, bool), np.zeros(slots, bool)
+        self.told_ns = np.zeros(slots, "u8")  # the last event of each slot
         self.peak, self.missing = 0, 0
+        self._snapshot_ns = -1
         self._used = 0
         self._fill: dict[int, np.ndarray] = {}  # per sequence: rows written to each slot
 
     def take(self, batch: Batch) -> None:
         self.missing += batch.missing.get("slots", 0)
-        for _, kind, slot, sequence, layer, owner in batch.slots.tolist():
+        for t, kind, slot, sequence, layer, owner in batch.slots.tolist():
+            if t <= self._snapshot_ns:
+                known = slot < len(self.told_ns) and self.told_ns[slot] <= t and self.sequence[slot] == sequence
+                if known and kind == SlotKind.PAIR:
+                    self.double[slot] = True  # the one thing that a snapshot does not know
+                continue
             self._grow(slot + 1)
+            self.told_ns[slot] = t
             was = self.free[slot]
             if kind != SlotKind.FREE:
                 self.sequence[slot], self.layer[slot], self.owner[slot] = sequence, layer, owner
@@ -39,9 +47,34 @@ class SlotView:
         if len(batch.tokens):
             self._take_rows(batch)
 
+    def snapshot(self, t_ns: int, slots: list[list[int]], more: bool = False) -> None:
+        """Who owned which slots at a moment: [slot, sequence, layer, owner, tokens]; more: beside those said before.
+
+        Later events stand. Rows that are later are to be taken after it, as they come in batches.
+        """
+        if t_ns <= self._snapshot_ns and not more:
+            return
+        self._snapshot_ns = t_ns
+        self._grow(max((row[0] for row in slots), default=-1) + 1)
+        if not more:
+            self.free[self.told_ns <= t_ns] = True
+            for sequence in {row[1] for row in slots}:
+                self._fill[sequence] = np.zeros(len(self.sequence), "i8")
+        for slot, sequence, layer, owner, tokens in slots:
+            if self.told_ns[slot] <= t_ns:
+                self.double[slot] &= self.sequence[slot] == sequence
+                self.sequence[slot], self.layer[slot], self.owner[slot] = sequence, layer, owner
+                self.free[slot] = False
+            fill = self._fill.get(sequence, np.zeros(0, "i8"))
+            self._fill[sequence] = fill = np.append(fill, np.zeros(max(0, slot + 1 - len(fill)), "i8"))
+            fill[slot] = tokens
+        self._used = int((~self.free).sum())
+        self.peak = max(self.peak, self._used)
+
     def _take_rows(self, batch: Batch) -> None:
-        for sequence in np.unique(batch.tokens["sequence"]).tolist():
-            slots = batch.slot[batch.tokens["sequence"] == sequence].ravel()
+        later = batch.tokens["t_ns"] > self._snapshot_ns
+        for sequence in np.unique(batch.tokens["sequence"][later]).tolist():
+            slots = batch.slot[later & (batch.tokens["sequence"] == sequence)].ravel()
             slots = slots[slots >= 0]
             self._grow(int(slots.max(initial=-1)) + 1)
             counts = np.bincount(slots, minlength=len(self.sequence))
@@ -58,6 +91,7 @@ class SlotView:
                 np.concatenate([a, np.full(more, -1, "i8")]) for a in (self.sequence, self.layer, self.owner)
             )
             self.free = np.concatenate([self.free, np.ones(more, bool)])
+            self.told_ns = np.concatenate([self.told_ns, np.zeros(more, "u8")])
             self.double = np.concatenate([self.double, np.zeros(more, bool)])
 
     @property

@@ -59,6 +59,8 @@ class RunView:
         for key, value, t in batch.notes:
             self.facts[key] = value
             self.notes.append((key, value, t))
+            if key == "snapshot":
+                self._restore(value, t)
             if key in ("model", "settings") and isinstance(value, dict):
                 self.about.update({k: v for k, v in value.items() if v is not None})
         self.rows.take(batch)
@@ -67,6 +69,11 @@ class RunView:
         self.timeline.take(batch)
         self.prose.take(batch)
         self.gauges.take(batch)
+
+    def _restore(self, told: dict[str, Any], t_ns: int) -> None:
+        if "resident" in told:
+            self.experts.snapshot(t_ns, told["resident"], told["pinned"])
+        self.slots.snapshot(t_ns, told["slots"], more="resident" not in told)
 
     @property
     def prompt(self) -> str:

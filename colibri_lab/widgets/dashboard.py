@@ -44,6 +44,7 @@ class Lab(Pictures):
         self.session = self.engine.session()
         self._about = self.engine.describe()
         self._cursor = self.engine.telemetry.cursor()
+        self.engine.snapshot()  # it may have run before
         about = self._about
         self.view = RunView(about["layers"], about["experts"], about["top_k"], about)
         self._limit: int | None = None
@@ -127,7 +128,9 @@ class Lab(Pictures):
 
         ConfigError where the engine keeps no events (telemetry: false).
         """
-        return Recorder(self.engine.telemetry, path, self.engine.describe())
+        recorder = Recorder(self.engine.telemetry, path, self.engine.describe())
+        self.engine.snapshot()
+        return recorder
 
     def close(self) -> None:
         """Stops the generation, the ticker and the board, and the engine where the lab loaded it; idempotent."""

@@ -179,6 +179,10 @@ def after(lines, **event):
     return [*lines[:5], json.dumps(event).encode(), *lines[5:]]
 
 
+def snapshot(lines, **value):
+    return after(lines, e="note", key="snapshot", value={"slots": []} | value)
+
+
 def gauge(lines, rest):
     """The trace's header, one name and a gauge."""
     return [lines[0], b'{"e":"names","names":["x"]}', b'{"e":"gauge","t_ns":' + rest + b"}"]
@@ -209,6 +213,14 @@ def gauge(lines, rest):
         (lambda lines: after(lines, e="text", sequence=1, position=10**20, text="x"), "line 6: position must be"),
         (lambda lines: after(lines, e="text", sequence=1, position=1, text="\ud800"), "line 6: not a JSON object"),
         (lambda lines: after(lines, e="note", key="a", value=1, t_ns=-1), "line 6: t_ns must be"),
+        (lambda lines: after(lines, e="note", key="snapshot", value=[]), "line 6: a snapshot must have"),
+        (lambda lines: snapshot(lines, resident=[15], pinned=[]), "snapshot: resident must be numbers below 15"),
+        (lambda lines: snapshot(lines, resident=[], pinned=[True]), "line 6: snapshot: pinned must be"),
+        (lambda lines: snapshot(lines, resident=[]), "line 6: field 'pinned' is missing"),
+        (lambda lines: snapshot(lines, slots=[[1, 2]]), "line 6: snapshot: a slot must be five whole numbers"),
+        (lambda lines: snapshot(lines, slots=[[1 << 24, 1, 0, 0, 0]]), "line 6: snapshot: slot 16777216 has numbers"),
+        (lambda lines: snapshot(lines, slots=[[1, 1, 3, 0, 0]]), "line 6: snapshot: slot 1 has numbers"),
+        (lambda lines: snapshot(lines, slots=[[1, 1, 0, -2, 0]]), "line 6: snapshot: slot 1 has numbers"),
         (lambda lines: after(lines, e="names", names=["x"] * 2), "line 6: a name of a gauge is there twice"),
         (lambda lines: after(lines, e="names", names=["x" * 201]), "line 6: names must be"),
         (lambda lines: after(lines, e="names", names={"x": 1}), "line 6: names must be"),

@@ -12,7 +12,12 @@ from colibri_lab.view.curves import Curves
 def test_a_picture_of_lines() -> None:
     made = Curves("Misses <1>", "experts", [8, 16, 32], {"lru & co": [0.5, 0.25, 0.0], "best": [0.4, 0.2, 0.0]})
     html = made._repr_html_()
-    assert html.count("<polyline") == 2 and "Misses &lt;1&gt;" in html and "lru &amp; co 0.0 %" in html
+    assert (
+        html.count("<polyline") == 2
+        and "Misses &lt;1&gt;" in html
+        and "lru &amp; co 25.0 % at 16<" in html
+        and "best 20.0 % at 16<" in html
+    )
     first = re.findall(r"points='([^']+)'", html)[0].split()
     ys = [float(point.split(",")[1]) for point in first]
     assert ys == sorted(ys) and ys[0] == 8 and ys[-1] == 206  # falling lines go down the picture

@@ -132,6 +132,12 @@ class FakeEngine:
         self.due_ns = t_ns + 100 * MS
         self.telemetry.gauges(t_ns, self.counters())
 
+    def snapshot(self, t_ns=None):
+        slots = [[slot, s, layer, owner, held[1] if slot == held[0] else self.slot_size]
+                 for (s, layer, owner), held in self.table.items() for slot in held[2:]]  # fmt: skip
+        resident = [layer * self.experts + expert for layer, expert in self.memory]
+        self.telemetry.note("snapshot", {"resident": resident, "pinned": [], "slots": slots}, t_ns)
+
     def kv(self, t, sequence, layer, owner):
         key = (sequence, layer, owner)
         held = self.table.setdefault(key, [])

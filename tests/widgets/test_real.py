@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import colibri_lab
+from colibri_lab.bench.ours import listen
+from colibri_lab.telemetry import Telemetry
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.dashboard import connect
 
@@ -44,6 +46,28 @@ def test_the_view_says_what_the_engine_counts(engine):
     known = decoded["stages_ns"].sum(axis=1).astype("i8")
     assert (abs(known - whole.astype("i8")) <= 0.05 * whole).all(), "a token's stages add up to its time"
     assert timeline.first_token_ms() > 0
+
+
+def test_a_board_that_connects_late_shows_what_is_in_memory(engine):
+    old, stream = engine.telemetry, engine.generate("The young lady", max_tokens=200)
+    for _ in range(60):
+        next(stream)
+    listen(engine, Telemetry(8, 16, 2))  # nothing of it is on record
+    engine.telemetry = engine._stepper.telemetry
+    lab = connect(engine)
+    counters = engine.counters()
+    assert int(lab.view.experts.resident.sum()) == counters["pager"]["experts_resident"] > 0
+    assert lab.view.slots.used == counters["kv"]["slots_used"] > 0
+    assert int(lab.view.slots.fill[~lab.view.slots.free].sum()) == counters["kv"]["tokens"]
+    for _ in stream:
+        pass
+    lab.board.tick()
+    counters = engine.counters()
+    assert int(lab.view.experts.resident.sum()) == counters["pager"]["experts_resident"]
+    assert lab.view.slots.used == counters["kv"]["slots_used"] == 0
+    lab.close()
+    listen(engine, old)
+    engine.telemetry = old
 
 
 def test_the_board_shows_the_session_s_text_and_prompt(engine, tmp_path):
