@@ -147,12 +147,13 @@ def test_a_combination_shares_its_limit_and_reads_nothing_twice() -> None:
                       "decode_prefetch_recall_c": 0}  # fmt: skip
 
 
-def test_live_switch() -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_live_switch(mode: str) -> None:
     """None, one, several, none again, while text is written: each phase is counted, frames are given back."""
 
     def said(order: tuple[Any, ...]) -> tuple[list[int], list[dict[str, float]]]:
         ids, counts = [], []
-        with load(prefetcher=order[0]) as engine:
+        with load(prefetcher=order[0], engine_mode=mode) as engine:
             for i, token in enumerate(engine.generate(PROMPT, max_tokens=20 * len(order))):
                 ids.append(token.id)
                 if i % 20 == 19:

@@ -36,10 +36,18 @@ def test_no_batch_size_changes_a_token(name: str, models: dict[str, Path]) -> No
     halved = 0
 
     @examples(6 if name == "tiny-moe" else 12)
-    @given(st.lists(readings, min_size=1, max_size=8), batches, budgets, chunks, slot_sizes, st.integers(1, 8))
-    def check(seen: list[Reading], batch: list[int], share: float, chunk: int, size: int, most: int) -> None:
+    @given(
+        st.lists(readings, min_size=1, max_size=8),
+        batches,
+        budgets,
+        chunks,
+        slot_sizes,
+        st.integers(1, 8),
+        st.sampled_from(["sync", "async"]),
+    )
+    def check(seen: list[Reading], batch: list[int], share: float, chunk: int, size: int, most: int, mode: str) -> None:
         nonlocal halved
-        how = placed(path, share, size, batch=most, prefill_chunk=chunk, batch_adapt_interval_ms=1)
+        how = placed(path, share, size, batch=most, prefill_chunk=chunk, batch_adapt_interval_ms=1, engine_mode=mode)
         with poisoned(), engine(path, **how) as made:
             made.watch(Cycle(seen))
             ours = together(made, batch)
