@@ -169,9 +169,9 @@ class Config(BaseModel):
     kv_cache_dtype: Literal["fp16", "fp32"] = key("fp16", "type of stored keys and values", section="kv")
     kv_cache_slot_size: int = key(256, "tokens per slot", section="kv", unit="tokens", ge=1, le=65536)
     kv_cache_max_slots: int = key(2048, "slots in the pool", section="kv", unit="slots", ge=1, le=2**20)
-    kv_cache_persistence_path: FilePath | None = key(None, "folder for finished prefixes", section="kv", built=[None])
+    kv_cache_persistence_path: FilePath | None = key(None, "folder of full slots and prefixes; none: off", section="kv")
     kv_cache_quota_bytes: Size | None = key(
-        None, "largest size of that folder", section="kv", unit="bytes", ge=0, built=[None]
+        None, "most that the files in that folder take, oldest out; none: no limit", section="kv", unit="bytes", ge=0
     )
     dispatch_ring_size: int | None = key(
         None,

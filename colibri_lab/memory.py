@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 HUGE = 2 << 20  # bytes of a transparent huge page
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+_FIXED = 0x10  # MAP_FIXED, which the module mmap does not name
+_LIBC = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 
 
 class Region:
@@ -49,6 +53,37 @@ class Region:
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, huge: bool = False) -> NDArray[np.generic]:
     """Like np.zeros, but always lazily backed and 64-byte aligned."""
     return Region(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize, huge).array(shape, dtype)
+
+
+def map_file(view: NDArray[Any], fd: int, offset: int) -> None:
+    """Put bytes of a file, from `offset` on, where a view's memory is; the address stays, anonymous memory is freed.
+
+    What is written there later is private and does not reach the file. The view must be whole pages of a `zeros` array,
+    the file must hold all of its bytes as long as it is mapped; `fd` may be closed. OSError: the view is as before.
+    """
+    _map_over(view, mmap.MAP_PRIVATE, fd, offset)
+
+
+def map_anonymous(view: NDArray[Any]) -> None:
+    """Put fresh zeroed memory, lazily backed, where a file was mapped over a view. OSError: the view is as before."""
+    _map_over(view, _FLAGS, -1, 0)
+    advice = getattr(mmap, "MADV_NOHUGEPAGE", None)
+    if _LIBC is not None and advice is not None:  # like its surroundings, so that the kernel joins them again
+        _LIBC.madvise(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(view.nbytes), ctypes.c_int(advice))
+
+
+def _map_over(view: NDArray[Any], flags: int, fd: int, offset: int) -> None:
+    address, size = view.ctypes.data, view.nbytes
+    if address % mmap.PAGESIZE or size % mmap.PAGESIZE or not size or not view.flags.c_contiguous:
+        raise ValueError(f"{size} bytes at {address:#x} are not whole pages")
+    if _LIBC is None:
+        raise OSError("this system has no mmap")
+    _LIBC.mmap.restype = ctypes.c_void_p
+    at, length, place = ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int64(offset)
+    got = _LIBC.mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags | _FIXED, fd, place)
+    if got != address:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def free_memory(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:

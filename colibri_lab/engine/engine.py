@@ -45,7 +45,8 @@ class Engine:
         limits = {"max_batch_size": p.config.max_batch_size, "prefill_chunk": p.config.prefill_chunk}
         self._board = Board(p.config, limits, p.pager.check)
         sampler = Sampler(weakref.WeakMethod(self.counters), partial(show.warnings, p))
-        self._stepper = Stepper(self._board, p.transformer, p.pager, p.ahead, p.kv, p.telemetry, sampler)
+        self._stepper = Stepper(self._board, p.transformer, p.pager, p.ahead, p.kv, p.telemetry, sampler,
+                                p.persistence)  # fmt: skip
         self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.due)
         self._one_evaluation = threading.Lock()  # there is one spare seat for logits and perplexity
         self._numbers = iter(range(1, 1 << 32))
@@ -128,6 +129,7 @@ class Engine:
             },
             "pager": p.pager.counters() | p.ahead.counters(),
             "kv": p.kv.counters(),
+            "persistence": p.persistence.counters() if p.persistence else {},
             "router": {"selections": dispatch["rows"] // max(1, p.top_k), **routing_counts(p)},
             "dispatch": dispatch | (p.transformer.counters() if isinstance(p.transformer, Pipeline) else {}),
             "batch": s.batch.counters(),
@@ -183,6 +185,8 @@ class Engine:
             for request in [*batcher.running, *batcher.waiting, *batcher.incoming]:
                 self._stepper.finish(request, Reason.CANCELLED)
             p = self._parts
+            if p.persistence is not None:
+                p.persistence.close()
             p.backend.close()
             p.pager.close()
             p.file.close()

@@ -13,6 +13,7 @@ from ..dispatch.rings import Rings
 from ..dispatch.waves import Dispatcher
 from ..errors import ConfigError
 from ..kv.cache import KVCache
+from ..kv.persist import Persistence
 from ..kv.rule import RECENT, SINKS
 from ..kv.slots import SlotPool, allocate
 from ..memory import usable_cores
@@ -30,6 +31,7 @@ from ..router.hook import RouterHook
 from ..router.settle import settle_router, settle_weights
 from ..telemetry import NullTelemetry, Telemetry
 from .host import Host
+from .identity import open_persistence
 from .pipeline import Pipeline, Unit
 
 PIECE = 1 << 20  # bytes of expert pages that a kernel is told of at a time in async mode
@@ -50,6 +52,7 @@ class Parts:
     rows: Rows
     pager: Pager
     kv: KVCache
+    persistence: Persistence | None
     dispatcher: Dispatcher
     router: RouterHook | None
     routing: Routing
@@ -161,6 +164,9 @@ def build(config: Config, positions: int | None = None) -> Parts:
             rows.kv_dst,
             on_slot=on_slot,
         )
+        persistence = open_persistence(config, file, backend, kv, top_k, foreign, telemetry.note)
+        if persistence is not None:
+            stack.callback(persistence.close)
         backend.bind(weights, pool, pager.arrays, rows)
         router = None if foreign is None else RouterHook(foreign, rows, routing if config.router_audit else None)
         dispatcher = Dispatcher(spec.experts, top_k)
@@ -181,6 +187,7 @@ def build(config: Config, positions: int | None = None) -> Parts:
         rows,
         pager,
         kv,
+        persistence,
         dispatcher,
         router,
         routing,

@@ -47,6 +47,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "attention_recent": kv.pool.recent,
         "attention_sinks": kv.pool.sinks,
         "kv_bytes_per_token": spec.layers * 2 * spec.kv_heads * spec.head_dim * kv.pool.k.itemsize,
+        "kv_persistence": parts.persistence.describe() if parts.persistence else {"state": "off"},
         "max_positions": parts.max_positions,
         "engine_mode": config.engine_mode,
         "router": parts.router.name if parts.router else parts.routing.kind,

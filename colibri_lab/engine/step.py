@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import EngineClosed, RequestError, SlotsExhausted
 from ..events import Phase, SequenceKind
 from ..kv.cache import KVCache
+from ..kv.persist import Persistence
 from ..model.transformer import Transformer
 from ..ops.types import NonFiniteLogits
 from ..pager.lookahead import Lookahead
@@ -32,10 +33,11 @@ class Stepper:
     """Advances all running requests. Called by one thread at a time; between two calls everything is consistent."""
 
     def __init__(self, board: Board, transformer: Transformer, pager: Pager, ahead: Lookahead, kv: KVCache,
-                 telemetry: Any, sampler: Sampler) -> None:  # fmt: skip
+                 telemetry: Any, sampler: Sampler, persistence: Persistence | None = None) -> None:  # fmt: skip
         self._board, self.sampler = board, sampler
         self.config = board.config  # replaced as a whole at token boundaries
         self.transformer, self.pager, self.ahead, self.kv, self.telemetry = transformer, pager, ahead, kv, telemetry
+        self.persistence = persistence
         self.closed = False  # the backend is gone: no step may run
         self.batcher = Batcher()
         config = board.config
@@ -128,6 +130,8 @@ class Stepper:
         request.over, request.error = reason, error
         self.batcher.remove(request)
         if request.seat >= 0:
+            if self.persistence is not None:
+                self.persistence.end(request.seat, request.ids, request.done, reason is not Reason.ERROR)
             self.kv.close(request.seat)
             request.seat = -1
             if request.number == 0:
@@ -139,6 +143,8 @@ class Stepper:
 
     def _seat(self, request: Request) -> None:
         request.seat = self.kv.open(request.number)
+        if self.persistence is not None:
+            request.done = self.persistence.begin(request.seat, request.ids)
         self.started += 1
         self.telemetry.sequence(clock(), SequenceKind.START, request.number, request.prompt)
 
@@ -203,6 +209,8 @@ class Stepper:
                 self.decode_tokens += 1
             else:
                 self.prefill_tokens += work.count
+            if self.persistence is not None:
+                self.persistence.grown(request.seat, request.ids, request.done, request.prompt)
             if token is None:
                 continue
             id, logprob = token

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns as clock
 from typing import Any
 
@@ -39,6 +39,7 @@ class KVCache:
                  rule: PlacementRule | None = None, on_slot: Any = None) -> None:  # fmt: skip
         self.pool, self.slots, self.layers = pool, slots, layers
         self.on_slot = on_slot
+        self.on_release: Callable[[int], None] | None = None  # told of each slot before it is free
         self.rule = rule or ByUse()
         self.base_slots = self.double_slots = self.rankings = self.promotions = self.entries_moved = 0
         self._dst = kv_dst
@@ -205,7 +206,16 @@ class KVCache:
         """Per layer: owner -> slots, BASE among the owners. A copy, for views and tests."""
         return [{owner: list(slots) for owner, slots in t.slots.items() if slots} for t in self._tables[seat]]
 
+    def take(self, seat: int, layer: int, owner: int) -> int:
+        """A slot for an owner, which the caller fills; -1 when there is none. `rewind` then counts what is in it."""
+        slot = self.slots.take()
+        if slot >= 0:
+            self._own(seat, layer, owner, self._tables[seat][layer].slots.setdefault(owner, []), slot)
+        return slot
+
     def _release(self, seat: int, layer: int, owner: int, slot: int) -> None:
+        if self.on_release:
+            self.on_release(slot)
         self.slots.release(slot)
         self.base_slots -= owner == BASE
         if self.on_slot:

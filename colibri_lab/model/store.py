@@ -5,6 +5,7 @@ See plan.py for what it holds, writer.py for how it is made.
 
 from __future__ import annotations
 
+import hashlib
 import html
 import os
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ..ops.layout import PAGE, MatrixLayout
 from ..ops.types import ModelWeights
 from .errors import ModelError
 from .header import Header, read_exactly, read_header
-from .jsonfile import check_present, parse_object
+from .jsonfile import check_present, dumps, parse_object
 from .plan import CHECKSUMS, Piece, checksums_name, expert_name, make_plan
 from .residents import load_weights
 from .spec import ModelSpec
@@ -113,6 +114,14 @@ class ModelFile:
         begin, end = self._entries[CHECKSUMS]
         sums = np.frombuffer(read_exactly(self._fd, begin, end - begin, str(self.path)), np.uint32)
         return load_weights(self._plan, self._fd, str(self.path), self._entries, sums)
+
+    def digest(self) -> str:
+        """64 hex digits over the facts and all checksums: what the weights are, wherever they came from."""
+        digest = hashlib.sha256(f"{dumps(self.spec.to_json())} {self.quantize} {self.group}".encode())
+        for name, (begin, end) in sorted(self._entries.items()):
+            if name.endswith(CHECKSUMS):
+                digest.update(read_exactly(self._fd, begin, end - begin, str(self.path)))
+        return digest.hexdigest()
 
     def fileno(self) -> int:
         """The open descriptor, for reads of `extent`s; valid until close()."""

@@ -1,0 +1,239 @@
+"""KV persistence in a running engine: memory really falls, prefixes really come back, and no token ever changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from colibri_lab.engine.engine import Engine
+from colibri_lab.kv import persist_folder
+from colibri_lab.kv.persist_folder import LEAST
+from colibri_lab.memory import map_anonymous, map_file, zeros
+from tests.placement.poison import poisoned
+
+from .stored import SIZE, indexes, load, prompt, said, store, taken, tiny, tokens_of
+
+PROMPT = prompt(1, 60)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> Any:
+    """What a prompt gives without persistence."""
+    heard: dict[tuple[Any, ...], Any] = {}
+
+    def ask(ids: list[int], tokens: int = 12, dtype: str = "fp16", backend: str = "cpu", **how: Any) -> Any:
+        key = (tuple(ids), tokens, dtype, backend, *sorted(how.items()))
+        if key not in heard:
+            with load(model, None, kv_cache_dtype=dtype, backend=backend) as engine:
+                heard[key] = said(engine, ids, tokens, **how)
+        return heard[key]
+
+    return ask
+
+
+def anonymous() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
+
+
+def test_a_file_over_memory_and_back(tmp_path: Path) -> None:
+    size = 64 << 20
+    array = zeros((size,), np.uint8)
+    array[:] = 1
+    full = anonymous()
+    (tmp_path / "data").write_bytes(b"\x02" * 4096 + bytes(size - 4096))
+    with (tmp_path / "data").open("rb") as file:
+        map_file(array[4096:-4096], file.fileno(), 4096)
+    assert full - anonymous() > size - (1 << 20)
+    assert array[4095] == 1 and array[4096] == 0 and not array[4096:-4096].any() and array[-1] == 1
+    array[8192] = 7
+    assert (tmp_path / "data").read_bytes()[8192] == 0, "what is written stays private"
+    map_anonymous(array[4096:-4096])
+    assert array[8192] == 0 and array[4095] == 1
+    with pytest.raises(ValueError, match="not whole pages"):
+        map_anonymous(array[100:5000])
+    with pytest.raises(OSError):
+        map_file(array, -1, 0)
+    assert array[4095] == 1, "a mapping that fails leaves what was there"
+
+
+def test_full_slots_leave_memory_while_a_request_runs(model: Path, tmp_path: Path, alone: Any) -> None:
+    with load(model, tmp_path) as engine:
+        stream = engine.generate(PROMPT, max_tokens=60)
+        heard = [next(stream) for _ in range(40)]
+        kv, parts = engine.counters()["persistence"], engine._parts
+        full = sum(bits.bit_length() == SIZE for bits in parts.kv.slots.valid)
+        assert full > 30 and kv["slots_spilled"] >= full - 12 and kv["bytes_spilled"] == kv["slots_spilled"] * 2 * 4096
+        maps = Path("/proc/self/maps").read_text()
+        assert maps.count(str(tmp_path)) > 10
+        heard += list(stream)
+        assert [(t.id, t.logprob, t.weights.tobytes()) for t in heard] == alone(PROMPT, 60)
+        assert engine.counters()["persistence"]["slots_spilled"] == 0
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text(), "a freed slot has memory of its own again"
+
+
+def test_a_prefix_survives_its_process(model: Path, tmp_path: Path, alone: Any) -> None:
+    first = store(model, tmp_path, PROMPT)
+    assert first["prefixes_stored"] == 1 and first["prefixes_restored"] == 0
+    assert tokens_of(indexes(tmp_path)[0]) == PROMPT, "the end is less than LEAST tokens longer"
+    with load(model, tmp_path) as engine:
+        assert said(engine, PROMPT) == alone(PROMPT)
+        kv, done = engine.counters()["persistence"], engine.counters()["engine"]
+        assert kv["prefixes_restored"] == 1 and kv["tokens_restored"] == len(PROMPT) - 1
+        assert done["prefill_tokens"] == 1, "only the last token of the prompt was computed"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_nothing_changes_a_token(model: Path, tmp_path_factory: Any, alone: Any, dtype: str, backend: str) -> None:
+    """Beginnings of one text, whole or cut, alone or together, over and over on one folder, with NaN in free slots."""
+    texts = [PROMPT[:n] for n in (15, 16, 17, 40, 41, 60)] + [PROMPT[:30] + prompt(2, 20), prompt(3, 25)]
+    few = backend == "reference"
+
+    @settings(max_examples=4 if few else 25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(
+        st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=4),
+        st.sampled_from([8, 16, 24]),
+        st.integers(1, 40),
+        st.integers(2, 30),
+        st.booleans(),
+    )
+    def check(rounds: list[list[int]], size: int, chunk: int, tokens: int, greedy: bool) -> None:
+        folder = tmp_path_factory.mktemp("prefixes")
+        how = {} if greedy else {"temperature": 0.9, "seed": 7}
+        tokens = min(tokens, 3) if few else tokens
+        with poisoned():
+            for batch in rounds:
+                config = {"kv_cache_slot_size": size, "prefill_chunk": chunk, "kv_cache_dtype": dtype}
+                with load(model, folder, backend=backend, **config) as engine:
+                    together: dict[int, list[Any]] = {i: [] for i in range(len(batch))}
+                    for i, t in engine.generate_batch([texts[b] for b in batch], max_tokens=tokens, **how):
+                        together[i].append((t.id, t.logprob, t.weights.tobytes()))
+                    for i, b in enumerate(batch):
+                        assert together[i] == alone(texts[b], tokens, dtype, backend, **how)
+                    assert engine.counters()["kv"]["slots_used"] == 0
+                    assert engine.counters()["persistence"]["slots_spilled"] == 0
+                    assert not engine.describe()["kv_persistence"]["refused"]
+
+    check()
+
+
+def test_a_conversation_grows_one_file(model: Path, tmp_path: Path, alone: Any) -> None:
+    ids = list(PROMPT)
+    for turn in range(3):
+        with load(model, tmp_path) as engine:
+            heard = said(engine, ids, 20)
+            assert heard == alone(ids, 20)
+            kv = engine.counters()["persistence"]
+            assert kv["tokens_restored"] == (len(ids) - 21 if turn else 0), "all that the turn before computed"
+        assert len(indexes(tmp_path)) == 1
+        ids += [token for token, *_ in heard] + prompt(turn, 20)
+    assert len(tokens_of(indexes(tmp_path)[0])) == len(ids) - 21
+
+
+def test_a_cancelled_and_an_unfinished_request_are_stored(model: Path, tmp_path: Path) -> None:
+    with load(model, tmp_path) as engine:
+        stream = engine.generate(PROMPT, max_tokens=50)
+        [next(stream) for _ in range(30)]
+        stream.close()
+        other = engine.generate(prompt(4, 50), max_tokens=50)
+        next(other)
+    assert sorted(len(tokens_of(index)) for index in indexes(tmp_path)) == [50, 89]
+
+
+def test_slots_are_too_few_to_restore(model: Path, tmp_path: Path, alone: Any) -> None:
+    store(model, tmp_path, PROMPT)
+    with load(model, tmp_path, kv_cache_max_slots=48) as engine:
+        stream = engine.generate(prompt(5, 60), max_tokens=40)
+        next(stream)
+        rest = engine.counters()["kv"]["slots"] - engine.counters()["kv"]["slots_used"]
+        assert 0 < rest < 22, "the test wants some slots left, and too few"
+        with pytest.raises(ValueError, match="no KV slot left"):
+            said(engine, PROMPT, 1)
+        assert engine.counters()["persistence"]["no_room_to_restore"] == 1
+        stream.close()
+        assert said(engine, PROMPT) == alone(PROMPT)
+        assert engine.counters()["persistence"]["prefixes_restored"] == 1
+
+
+def test_equal_hashes_are_told_apart_by_tokens(
+    model: Path, tmp_path: Path, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persist_folder, "start_key", lambda ids: 0)
+    texts = [prompt(seed, 40) for seed in range(6)]
+    for text in texts[:3]:
+        store(model, tmp_path, text)
+    with load(model, tmp_path) as engine:
+        assert [said(engine, text) for text in texts] == [alone(text) for text in texts]
+        assert engine.counters()["persistence"]["tokens_restored"] == 3 * 39
+
+
+def test_short_prompts_are_not_worth_a_file(model: Path, tmp_path: Path) -> None:
+    kv = store(model, tmp_path, PROMPT[: LEAST - 1], tokens=1)
+    assert kv["prefixes_stored"] == 0 and not list(tmp_path.iterdir())
+
+
+def test_the_quota_holds_and_the_oldest_goes(model: Path, tmp_path: Path, alone: Any) -> None:
+    texts = [prompt(seed, 60) for seed in range(5)]
+    store(model, tmp_path, texts[0], tokens=1)
+    quota = int(taken(tmp_path) * 3.5)
+    for text in texts[1:3]:
+        store(model, tmp_path, text, tokens=1, kv_cache_quota_bytes=quota)
+    with load(model, tmp_path, kv_cache_quota_bytes=quota) as engine:
+        said(engine, texts[0], 1)  # used: now the second is the oldest
+        for token in engine.generate(texts[3], max_tokens=1):
+            assert token.index == 0
+        assert taken(tmp_path) <= quota
+    assert engine.counters()["persistence"]["prefixes_evicted"] == 1
+    assert {tuple(tokens_of(i)) for i in indexes(tmp_path)} == {tuple(texts[i]) for i in (0, 2, 3)}
+    with load(model, tmp_path, kv_cache_quota_bytes=4096) as engine:  # nothing has room: nothing is stored or spilled
+        assert said(engine, texts[4], 40) == alone(texts[4], 40)
+        kv = engine.counters()["persistence"]
+        assert kv["quota_reached"] > 0 == kv["bytes_spilled"] and kv["stopped"] == 0
+    assert taken(tmp_path) <= 4096
+
+
+def test_what_is_in_use_is_not_evicted(model: Path, tmp_path: Path, alone: Any) -> None:
+    store(model, tmp_path, PROMPT, tokens=1)
+    quota = int(taken(tmp_path) * 1.5)
+    with load(model, tmp_path, kv_cache_quota_bytes=quota) as engine:
+        stream = engine.generate(PROMPT, max_tokens=12)
+        heard = [next(stream)]
+        said(engine, prompt(6, 60), 1)
+        assert len(indexes(tmp_path)) == 1 and engine.counters()["persistence"]["quota_reached"] > 0
+        heard += list(stream)
+        assert [(t.id, t.logprob, t.weights.tobytes()) for t in heard] == alone(PROMPT)
+
+
+def test_a_forked_child_leaves_the_files_alone(model: Path, tmp_path: Path) -> None:
+    import os
+    import warnings
+
+    with load(model, tmp_path) as engine:
+        said(engine, PROMPT)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads; it is the point
+            child = os.fork()
+        if child == 0:
+            right = said(engine, prompt(8, 60), 20) and engine.counters()["persistence"]["bytes_written"]
+            engine.close()
+            os._exit(0 if right == engine.counters()["persistence"]["bytes_written"] else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(indexes(tmp_path)) == 1
+
+
+def test_off_means_off(model: Path) -> None:
+    with load(model, None) as engine:
+        said(engine, PROMPT)
+        assert engine.counters()["persistence"] == {} and engine.describe()["kv_persistence"] == {"state": "off"}
+        assert isinstance(engine, Engine)
