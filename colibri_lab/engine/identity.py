@@ -41,7 +41,7 @@ def open_persistence(config: Config, file: ModelFile, backend: Backend, kv: KVCa
             f"{KEY}: a slot is mapped in whole pages of {mmap.PAGESIZE} bytes; kv_cache_slot_size {size} makes "
             f"{size * token} bytes, the nearest that fits is {max(1, round(size / step)) * step}"
         )
-    identity, positions = identify(config, file, backend, top_k, router), kv.pool.where.shape[2]
+    identity, positions = identify(config, file, backend, kv, top_k, router), kv.pool.where.shape[2]
     layout = Layout(identity, kv.layers, size, token, config.kv_cache_dtype, positions, max(1, file.spec.experts))
     try:
         folder = Folder.open(path, quota, layout)
@@ -50,7 +50,7 @@ def open_persistence(config: Config, file: ModelFile, backend: Backend, kv: KVCa
     return Persistence(folder, kv, tell)
 
 
-def identify(config: Config, file: ModelFile, backend: Backend, top_k: int, router: Any) -> bytes:
+def identify(config: Config, file: ModelFile, backend: Backend, kv: KVCache, top_k: int, router: Any) -> bytes:
     """32 bytes: contents of the model and of the code that computes, precision, router, attention.
 
     Threads, batches, caches and ISA levels change no bit and are not part of it; slot size and dtype of the cache are
@@ -68,7 +68,7 @@ def identify(config: Config, file: ModelFile, backend: Backend, top_k: int, rout
         "precision": backend.precision,
         "code": _code(),
         "router": [said, top_k, config.router_dtype, config.router_quant_bits],
-        "attention": config.attention,
+        "attention": [config.attention, kv.pool.recent, kv.pool.sinks],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 

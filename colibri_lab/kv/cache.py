@@ -210,7 +210,8 @@ class KVCache:
         """A slot for an owner, which the caller fills; -1 when there is none. `rewind` then counts what is in it."""
         slot = self.slots.take()
         if slot >= 0:
-            self._own(seat, layer, owner, self._tables[seat][layer].slots.setdefault(owner, []), slot)
+            slots = self._tables[seat][layer].slots.setdefault(owner, [])
+            self._own(seat, layer, owner, slots, slot, SlotKind.ALLOC)
         return slot
 
     def _release(self, seat: int, layer: int, owner: int, slot: int) -> None:

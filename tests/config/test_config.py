@@ -98,15 +98,6 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
     [
         ("backend", "cuda"),
         ("backend", "sim"),
-<<<<<<< HEAD
-        ("kv_cache_persistence_path", "somewhere"),
-        ("kv_cache_quota_bytes", "1GiB"),
-=======
-        ("engine_mode", "async"),
-        ("batch_adapt_interval_ms", 500),
-        ("dispatch_ring_size", 64),
-        ("dispatch_watermark", 0.75),
->>>>>>> e4d77a4 (KV persistence: full slots leave memory for a mapped file, prefixes survive the process and come back checked)
         ("expert_placement", {"0": "gpu"}),
         ("gpu_cache_bytes", 1),
         ("gpu_reset_on_exit", True),

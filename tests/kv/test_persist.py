@@ -128,6 +128,21 @@ def test_nothing_changes_a_token(model: Path, tmp_path_factory: Any, alone: Any,
     check()
 
 
+def test_expert_local_attention_comes_back_too(tmp_path: Path) -> None:
+    """What it sees depends on each token's first expert, and that is stored."""
+    model, text, how = tiny(tmp_path, max_position_embeddings=512), prompt(7, 400), {"attention": "expert_local"}
+    with load(model, None, **how) as engine:
+        right = said(engine, text, 20)
+        seen = engine.counters()["kv"]
+        assert seen["attention_tokens"] < seen["attention_tokens_exact"]
+    store(model, tmp_path / "prefixes", text[:350], **how)
+    for restored in (350, 399):
+        with load(model, tmp_path / "prefixes", **how) as engine:
+            assert said(engine, text, 20) == right
+            assert engine.counters()["persistence"]["tokens_restored"] == restored
+    assert store(model, tmp_path / "prefixes", text)["tokens_restored"] == 0, "exact attention has other keys"
+
+
 def test_a_conversation_grows_one_file(model: Path, tmp_path: Path, alone: Any) -> None:
     ids = list(PROMPT)
     for turn in range(3):
