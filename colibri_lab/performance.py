@@ -51,11 +51,14 @@ def facts(d: Mapping[str, Any], settings: Any) -> list[tuple[str, str]]:
     frames = f"{d['frames']} frames, {d['eviction_policy']}, reads {reads}"
     sizes = f"{d['layers']} layers, hidden {d['hidden']}, vocabulary {d['vocab']}, {d['quantize']}"
     batch = f"up to {settings.max_batch_size} sequences, {settings.prefill_chunk} prompt tokens a step"
+    slots = f"{d['kv_slots']} slots x {d['kv_slot_size']} tokens, {d['kv_dtype']}"
+    prefixes = d["kv_persistence"]
+    stored = "" if prefixes["state"] == "off" else f", {prefixes['prefixes']} prefixes in {prefixes['path']}"
     return [
         ("model", f"{d['model']}: {d['family']}, {sizes}"),
         ("router", f"{d['router']}, top-{d['top_k']} of {d['experts']} experts"),
         ("pager", f"{cache / MIB:.1f} of {everything / MIB:.1f} MiB{whole}, {frames}"),
-        ("kv", f"{d['kv_slots']} slots x {d['kv_slot_size']} tokens, {d['kv_dtype']}, context {d['max_positions']}"),
+        ("kv", f"{slots}, context {d['max_positions']}{stored}"),
         ("mode", f"{d['engine_mode']}, {batch}"),
         ("backend", f"{d['backend']} ({d['isa']}), {d['precision']}, {d['threads']} threads: {d['why_backend']}"),
     ]

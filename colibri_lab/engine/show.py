@@ -103,6 +103,7 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         "expert cache": _bar(d["expert_cache_bytes"], everything, f"of {everything / MIB:.1f} MiB of experts"),
         "requests found there": _bar(pager["hits"], asked, found),
         "KV slots": _bar(kv["slots_used"], kv["slots"], slots),
+        **_prefix_rows(d["kv_persistence"], c["persistence"]),
         "router": ", ".join((d["router"], *d["changes"])),
         **_router_rows(c["router"]),
         **{f"warning {i}": text for i, text in enumerate(_warnings(d), 1)},
@@ -114,6 +115,15 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         for name, value in rows.items()
     ]
     return f"<table><tbody>{''.join(cells)}</tbody></table>"
+
+
+def _prefix_rows(d: dict[str, Any], c: dict[str, int | float]) -> dict[str, str]:
+    """What the folder of prefixes did, where there is one."""
+    if d["state"] == "off":
+        return {}
+    did = f"{c['tokens_restored']:,} tokens restored, {c['prefixes_stored']:,} prefixes stored, {d['prefixes']:,} there"
+    refused = "".join(f"; refused {file}: {why}" for file, why in d["refused"].items())
+    return {"KV prefixes": f"{did}, {c['slots_spilled']:,} slots in files now ({d['reason'] or d['path']}){refused}"}
 
 
 def _router_rows(c: dict[str, int | float]) -> dict[str, str]:

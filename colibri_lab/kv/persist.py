@@ -152,7 +152,8 @@ class Persistence:
             return 0
         n, sequence.source = len(prompt), stored
         stored.users += 1
-        if n == len(index.tokens) and self._writing() and (fd := self.folder.claim(stored)) >= 0:
+        size = index_bytes(len(index.tokens), len(index.where), len(index.blocks))
+        if n == len(index.tokens) and self._writing() and (fd := self.folder.claim(stored, size)) >= 0:
             sequence.writer = Writer(stored.name, fd, found.saved, int(index.blocks["place"].max()) + 1, published=True)
         for name, value in (("prefixes_restored", 1), ("tokens_restored", n), ("bytes_restored", found.bytes)):
             self.counts[name] += value

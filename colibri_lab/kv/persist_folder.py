@@ -139,15 +139,19 @@ class Folder:
                 return name, fd
             os.close(fd)  # somebody took it for a dead process's before we had the lock
 
-    def claim(self, stored: Stored) -> int:
-        """The data file of a prefix, to make it longer; -1 when somebody writes there, or nobody may."""
+    def claim(self, stored: Stored, size: int) -> int:
+        """The data file of a prefix whose index has `size` bytes, to make it longer.
+
+        -1 when somebody writes there, has made it longer since its index was read, or nobody may.
+        """
         path = self.path / f"{stored.name}.kv"
         try:
             fd = open_plain(path, write=True)
         except OSError:
             return -1
-        if lock(fd) and is_at(fd, path):
-            return fd
+        with suppress(OSError):
+            if lock(fd) and is_at(fd, path) and os.stat(path.with_suffix(".index")).st_size == size:
+                return fd
         os.close(fd)
         return -1
 

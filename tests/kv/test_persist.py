@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from colibri_lab import performance
 from colibri_lab.engine.engine import Engine
 from colibri_lab.kv import persist_folder
 from colibri_lab.kv.persist_folder import LEAST
@@ -245,6 +246,17 @@ def test_a_forked_child_leaves_the_files_alone(model: Path, tmp_path: Path) -> N
             os._exit(0 if right == engine.counters()["persistence"]["bytes_written"] else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(indexes(tmp_path)) == 1
+
+
+def test_it_is_seen(model: Path, tmp_path: Path) -> None:
+    """In the engine's table and in the command line's facts."""
+    store(model, tmp_path, PROMPT)
+    with load(model, tmp_path) as engine:
+        said(engine, PROMPT)
+        shown = engine._repr_html_()
+        assert "59 tokens restored" in shown and str(tmp_path) in shown
+        facts = dict(performance.facts(engine.describe(), engine.settings))
+        assert facts["kv"].endswith(f", 1 prefixes in {tmp_path}")
 
 
 def test_off_means_off(model: Path) -> None:

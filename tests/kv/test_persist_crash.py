@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from colibri_lab.kv.persist_folder import Folder, Stored
+
 from .crash_child import TEXTS
 from .stored import indexes, load, prompt, said, store, tiny
 
@@ -102,6 +104,30 @@ def test_another_hash_seed_finds_it(model: Path, tmp_path: Path, seeds: tuple[st
         for seed in seeds
     ]  # fmt: skip
     assert out == [["1", "0"], ["0", "59"]]
+
+
+def test_another_process_made_it_longer_meanwhile(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between our reading an index and our taking the file to go on in it: what the other wrote stays as it is."""
+    text = prompt(1, 60)
+    longer = [text + prompt(20, 40), text + prompt(21, 40)]
+    with load(model, None) as engine:
+        right = [said(engine, ids, 5) for ids in longer]
+    store(model, tmp_path, text, tokens=1)
+    claim = Folder.claim
+
+    def late(self: Folder, stored: Stored, size: int) -> int:
+        monkeypatch.setattr(Folder, "claim", claim)
+        assert store(model, tmp_path, longer[0], tokens=1)["prefixes_stored"] == 1
+        return claim(self, stored, size)
+
+    with load(model, tmp_path) as engine:
+        monkeypatch.setattr(Folder, "claim", late)
+        assert said(engine, longer[1], 5) == right[1]
+    assert len(indexes(tmp_path)) == 2, "one made longer, one of its own"
+    with load(model, tmp_path) as engine:
+        assert [said(engine, ids, 5) for ids in longer] == right
+        kv = engine.counters()["persistence"]
+        assert kv["tokens_restored"] == 2 * 99 and kv["refused_damaged"] == 0
 
 
 def test_what_a_living_writer_has_is_left_alone(model: Path, tmp_path: Path) -> None:
