@@ -119,7 +119,7 @@ def test_hidden_states_are_heard_once(tmp_path: Path) -> None:
         (["perplexity", "--text", "nowhere"], "data/validation"),
         (["paging", "--text", "nowhere"], "data/validation"),
         (["kv", "--text", "nowhere"], "data/validation"),
-        (["kv", "--lengths", "long"], "4096,16384"),
+        (["kv", "--lengths", "long"], "--lengths 'long': whole numbers by commas"),
         (["kv", "--lengths", "1000"], "at least 1024 tokens each"),
         (["paging", "--policies", "fifo"], "lru, lfu, lfru, slru, least_stale"),
         (["paging", "--prefetchers", "next"], "none, neighbour, history, next_gate"),
