@@ -155,7 +155,7 @@ class KVCache:
         """Whether an owner takes two slots at once: it is used much, and a quarter of the pool is there for others."""
         mine = table.uses[owner], -owner
         rank = sum((uses, -other) > mine for other, uses in table.uses.items() if other in table.slots)
-        return self.rule.slots(rank) > 1 and self.slots.free > self.slots.slots // 4
+        return self.rule.doubles(rank) and self.slots.free > self.slots.slots // 4
 
     def _own(self, seat: int, layer: int, owner: int, slots: list[int], slot: int, kind: int) -> None:
         slots.append(slot)

@@ -13,13 +13,13 @@ class PlacementRule(Protocol):
     """How the experts of one sequence and layer share its slots; experts are ranked by the tokens they were first for.
 
     own: how many have slots of their own, at least 1; the others share the base slots.
-    slots(rank): how many an owner takes at a time once its first one is full; rank 0 is the most used.
+    doubles(rank): whether an owner takes two at a time once its first one is full; rank 0 is the most used.
     bar(weakest): tokens that an expert without slots must exceed to take the place of an owner that has `weakest`.
     """
 
     own: int
 
-    def slots(self, rank: int) -> int: ...
+    def doubles(self, rank: int) -> bool: ...
 
     def bar(self, weakest: int) -> int: ...
 
@@ -35,8 +35,8 @@ class ByUse:
             raise ValueError(f"own must be at least 1, not {own}")
         self.own, self.double = own, double
 
-    def slots(self, rank: int) -> int:
-        return 2 if rank < self.double else 1
+    def doubles(self, rank: int) -> bool:
+        return rank < self.double
 
     def bar(self, weakest: int) -> int:
         return weakest + max(16, weakest // 4)

@@ -83,8 +83,10 @@ def test_any_slot_size_and_history_is_contiguous(name: str, mode: str, models: d
     @given(sizes, st.integers(1, 64), st.sampled_from(["fp16", "fp32"]), st.sampled_from(levels()), before, st.data())
     def check(size: int, chunk: int, dtype: str, isa: str, past: Any, data: st.DataObject) -> None:
         right, right_bits = contiguous(models[name], mode, dtype)
+        runs = {"engine_mode": data.draw(st.sampled_from(["sync", "async"])), "threads": data.draw(st.integers(1, 2))}
         slots = max(400, 4 * 4 * 5 * 430 // size)
-        with near(mode, prefill_chunk=chunk, kv_cache_dtype=dtype, max_batch_size=3) as (_, how), poisoned() as filled:
+        runs |= {"prefill_chunk": chunk, "kv_cache_dtype": dtype, "max_batch_size": 3}
+        with near(mode, **runs) as (_, how), poisoned() as filled:
             with engine(models[name], isa=isa, kv_cache_slot_size=size, kv_cache_max_slots=slots, **how) as made:
                 open_ = []
                 for prompt, tokens, dropped in past:
