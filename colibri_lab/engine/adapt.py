@@ -78,7 +78,7 @@ class BatchSize:
         assert reading is not None
         waiting = len(batcher.waiting) + len(batcher.incoming)
         self._note(
-            {"before": before, "cap": cap, "why": why, "memory": round(reading.memory, 3),
+            {"before": before, "after": cap, "reason": why, "memory": round(reading.memory, 3),
              "idle": round(reading.idle, 3), "running": len(batcher.running), "waiting": waiting}
         )  # fmt: skip
 

@@ -56,7 +56,7 @@ def main(model: Path, limit: int, group: Path | None) -> None:
         before, held = int(engine.counters()["batch"]["cap"]), []
         while probe.read().memory < 0.88:
             held.append(bytearray(os.urandom(4096) * 1024))
-        pressed, why = until(True, 3000), engine.telemetry.facts["batch"]["why"]
+        pressed, why = until(True, 3000), engine.telemetry.facts["batch"]["reason"]
         held.clear()
         relieved = until(False, 3000)
         tokens.close()

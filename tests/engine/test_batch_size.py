@@ -121,9 +121,9 @@ def test_the_engine_pauses_the_youngest_and_says_why(load: Load) -> None:
     assert batch["adaptations"] == batch["halvings"] + batch["growths"] and batch["readings"] >= batch["adaptations"]
     assert (batch["memory_permille"], batch["idle_permille"], batch["device_permille"]) == (500, 900, 0)
     notes = [value for key, value, _ in engine.telemetry.read(cursor).notes if key == "batch"]
-    assert [(n["before"], n["cap"]) for n in notes][:4] == [(8, 4), (4, 2), (2, 1), (1, 2)]
-    assert notes[0]["why"] == "memory is 90% in use, above 85%" and notes[0]["running"] == 8
-    assert notes[3]["why"] == "the processor idles 90%, above 30%"
+    assert [(n["before"], n["after"]) for n in notes][:4] == [(8, 4), (4, 2), (2, 1), (1, 2)]
+    assert notes[0]["reason"] == "memory is 90% in use, above 85%" and notes[0]["running"] == 8
+    assert notes[3]["reason"] == "the processor idles 90%, above 30%"
     assert engine.counters()["kv"]["slots_used"] == 0
     idle = plain.counters()["batch"]
     assert idle == dict(idle, cap=8, readings=0, adaptations=0, held=0)
