@@ -190,6 +190,30 @@ def kv_command(
     finish(measure, json)
 
 
+@app.command("persist")
+def persist_command(
+    shape: Annotated[str, typer.Option(help="random weights of this shape: nano, m0, m1, m2")] = "m1",
+    tokens: Annotated[int, typer.Option(min=1, help="of the long context")] = 65536,
+    computed: Annotated[int, typer.Option(min=1, help="last tokens of its prompt that are computed, not drawn")] = 16,
+    rounds: Annotated[int, typer.Option(min=2)] = 5,
+    decode: Annotated[int, typer.Option(min=1, help="tokens decoded in a round")] = 4,
+    experts: Annotated[float, typer.Option(min=0, max=1, help="share of the experts that has room in memory")] = 1.0,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    kv_dtype: Annotated[str, typer.Option(help="fp16 or fp32")] = "fp16",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: Json = False,
+) -> None:
+    """KV persistence: anonymous memory, tokens a second with and without, and the first token after a restart."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import persist
+
+        plan = persist.Plan(shape, tokens, computed, rounds, decode, experts, threads, kv_dtype, seed)
+        return persist.run(plan)
+
+    finish(measure, json)
+
+
 def _numbers(option: str, given: str) -> list[int]:
     """Whole numbers by commas; ValueError names the option."""
     try:
