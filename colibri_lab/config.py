@@ -174,12 +174,7 @@ class Config(BaseModel):
         None, "most that the files in that folder take, oldest out; none: no limit", section="kv", unit="bytes", ge=0
     )
     dispatch_ring_size: int | None = key(
-        None,
-        "rows of a ring (async), a power of two; none: each step's",
-        section="dispatch",
-        unit="rows",
-        ge=1,
-        le=65536,
+        None, "rows of a ring (async); none: as the step needs", section="dispatch", unit="rows", ge=1, le=65536
     )
     dispatch_watermark: float | None = key(
         None, "fill at which the other ring is filled (async); none: 0.75", section="dispatch", gt=0, le=1

@@ -101,7 +101,7 @@ def inject(engine: Engine, stage: str, patch: pytest.MonkeyPatch) -> Any:
     elif stage == "dispatch":
         patch.setattr(parts.dispatcher, "split", failing(parts.dispatcher.split, 30))
     elif stage == "ahead":
-        prefetcher = parts.ahead._prefetchers["history"]
+        (prefetcher,) = parts.ahead._prefetchers.values()
         patch.setattr(prefetcher, "guess", failing(prefetcher.guess, 30))
     else:
         patch.setattr(Reader, "_fetch", failing(Reader._fetch, 30))
