@@ -6,9 +6,9 @@ out from the counters and reports how many it missed (Batch.missing).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
-from struct import Struct
 from time import perf_counter_ns as clock
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from colibri_lab.events import GAUGE, GAUGES, PAGES, SEQUENCE, SLOT, TOKEN, Phase
 from colibri_lab.recorded import ReplaySource, replay
-from colibri_lab.rings import Records, Ring, raw
+from colibri_lab.rings import Deferred, Objects, Records, Ring
 from colibri_lab.trace import Batch, Cursor, Facts, Recorder, Source, TraceError
 
 __all__ = ["Batch", "Cursor", "NullTelemetry", "Recorder", "ReplaySource", "Source", "Telemetry"]
@@ -33,17 +33,21 @@ class Telemetry:
     def __init__(self, layers: int, experts: int, top_k: int, capacity: int = 16384) -> None:
         self.layers, self.experts, self.top_k = layers, experts, top_k
         beside = (("u2", (layers, top_k)), ("f2", (layers, top_k)), ("i4", (layers,)))
-        self._tokens = Records(capacity, TOKEN, *beside)
+        self._tokens = Deferred(capacity, TOKEN, *beside)
         self._pages, self._slots = Records(capacity, PAGES), Records(capacity, SLOT)
         self._sequences = Records(min(capacity, 4096), SEQUENCE)
         self._gauges = Ring(min(capacity, 1024), (GAUGE, ()))
-        self._texts, self._notes = Ring(capacity, (object, ())), Ring(min(capacity, 1024), (object, ()))
+        self._texts, self._notes = Objects(capacity), Objects(min(capacity, 1024))
         # in the order they are read: a piece of text is written after its row, so its row is in the same batch
-        self._rings = {"notes": self._notes, "texts": self._texts, "sequences": self._sequences, "gauges": self._gauges}
+        self._rings: dict[str, Ring] = {
+            "notes": self._notes,
+            "texts": self._texts,
+            "sequences": self._sequences,
+            "gauges": self._gauges,
+        }
         self._rings |= {"pages": self._pages, "slots": self._slots, "tokens": self._tokens}
         self._names: dict[str, int] = {}  # of gauges, with their columns
         self._row, self._route, self._weight, self._slot = self._tokens.arrays
-        self._slot_bytes, self._packed_slot = raw(self._slot), Struct(f"={layers}i")
         self._columns = {name: self._row[name] for name in TOKEN.names or ()}
         self._same = np.zeros(1, TOKEN)  # what all rows of a step share
         self._facts: Facts = {}
@@ -87,6 +91,7 @@ class Telemetry:
                 np.asarray(slot[0]).tolist(),
             )  # fmt: skip
             return
+        ring.settle()
         one_phase = np.ndim(phase) == 0
         each: Any = latency_ns // n if one_phase and phase == Phase.PREFILL else latency_ns
         self._same[0] = (
@@ -106,7 +111,7 @@ class Telemetry:
         row = self._row[last]
         row["faults"], row["hits"], row["evictions"] = min(faults, _U2), min(hits, _U2), min(evictions, _U2)
         row["bytes_read"] = bytes_read
-        ring.written = ring.claimed
+        ring.publish()
 
     def one(
         self,
@@ -128,23 +133,22 @@ class Telemetry:
         weight: Any,
         slot: list[int],
     ) -> None:
-        """A step of one row: numbers, route and weight [L, k], slot as a list of L ints."""
-        ring = self._tokens
-        at = ring.written
-        ring.claimed = at + 1
-        i = at % ring.size
-        ring.pack(
-            i, t_ns, sequence, position, token, phase, 1,
-            latency_ns, min(attention_ns, _U4), min(io_ns, _U4), min(experts_ns, _U4), min(head_ns, _U4),
-            min(faults, _U2), min(hits, _U2), min(evictions, _U2), bytes_read,
+        """A step of one row: numbers, route and weight [L, k], slot as a list of L ints. These three are kept as they
+        are, so they must not change any more.
+
+        After a step that read all its weights from memory no cache holds this code or its data: what it touches is what
+        it costs, so the row is put into arrays later, many at a time.
+        """
+        self._tokens.hold(
+            (
+                t_ns, sequence, position, token, phase, 1,
+                latency_ns, min(attention_ns, _U4), min(io_ns, _U4), min(experts_ns, _U4), min(head_ns, _U4),
+                min(faults, _U2), min(hits, _U2), min(evictions, _U2), bytes_read, route, weight, slot,
+            )
         )  # fmt: skip
-        self._route[i] = route
-        self._weight[i] = weight
-        self._packed_slot.pack_into(self._slot_bytes, i * self._packed_slot.size, *slot)
-        ring.written = at + 1
 
     def _put(self, n: int, differ: dict[str, Any], route: Any, weight: Any, slot: Any) -> int:
-        """Claims and fills n rows, in two parts where the ring ends; returns the index of the last."""
+        """Claims and fills n rows, in two parts where the ring ends; returns the index of the last. `step` settles."""
         ring = self._tokens
         at = ring.written
         ring.claimed = at + n
@@ -182,10 +186,8 @@ class Telemetry:
             self._names = self._names | {name: len(self._names) + i for i, name in enumerate(new[:room])}
             if new[room:] and "gauges_left_out" not in self._facts:
                 self.note("gauges_left_out", new[room:])
-        row = np.full(GAUGES, np.nan)
-        for name, at in self._names.items():
-            row[at] = values.get(name, np.nan)
-        self._gauges.put((t_ns, row))
+        row = [values.get(name, math.nan) for name in self._names]
+        self._gauges.put((t_ns, row + [math.nan] * (GAUGES - len(row))))
 
     def note(self, key: str, value: Any, t_ns: int | None = None) -> None:
         """A rare fact (JSON-able), from any thread: a setting that changed, the model described. t_ns: None is now."""
@@ -209,10 +211,11 @@ class Telemetry:
 
     def read(self, cursor: Cursor) -> Batch:
         """Copies what was written since the cursor's last read and moves it on."""
-        parts: dict[str, list[np.ndarray]] = {}
+        parts: dict[str, list[Any]] = {}
         missing: dict[str, int] = {}
         for name, ring in self._rings.items():
-            end, missed, parts[name] = ring.read(cursor.at[name])
+            take = ring.take if isinstance(ring, Objects) else ring.read
+            end, missed, parts[name] = take(cursor.at[name])
             cursor.at[name] = end
             if missed:
                 missing[name] = missed
@@ -221,13 +224,13 @@ class Telemetry:
                 self._dropped += sum(missing.values())
         tokens, route, weight, slot = parts["tokens"]
         pages, slots, sequences, gauges = (parts[name][0] for name in ("pages", "slots", "sequences", "gauges"))
-        texts, notes = (parts[name][0].tolist() for name in ("texts", "notes"))
+        texts, notes = parts["texts"], parts["notes"]
         names = tuple(self._names)
         return Batch(tokens, route, weight, slot, pages, slots, sequences, texts, notes, missing, gauges, names)
 
     def counters(self) -> dict[str, int]:
         """events written; dropped: events that some reader was too slow for."""
-        return {"events": sum(ring.written for ring in self._rings.values()), "dropped": self._dropped}
+        return {"events": sum(ring.end for ring in self._rings.values()), "dropped": self._dropped}
 
     def _repr_html_(self) -> str:
         counts = self.counters()

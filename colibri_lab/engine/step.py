@@ -9,6 +9,7 @@ from time import perf_counter_ns as clock
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import EngineClosed, RequestError, SlotsExhausted
 from ..events import Phase, SequenceKind
@@ -38,6 +39,7 @@ class Stepper:
         self.config = board.config  # replaced as a whole at token boundaries
         self.transformer, self.pager, self.ahead, self.kv, self.telemetry = transformer, pager, ahead, kv, telemetry
         self.persistence = persistence
+        self._first: tuple[NDArray[np.uint16], NDArray[np.float32]] | None = None  # of the running step's first row
         self.closed = False  # the backend is gone: no step may run
         self.batcher = Batcher()
         config = board.config
@@ -85,6 +87,7 @@ class Stepper:
         if begin >= self.sampler.due_ns:
             self.sampler.sample(self.telemetry, begin)
         self.begin(works)
+        self._first = None
         try:
             self.transformer.forward(*self.fill(works))
             head = clock()
@@ -199,7 +202,7 @@ class Stepper:
         return chosen
 
     def _commit(self, works: Sequence[Work], tokens: Sequence[tuple[int, float] | None], begin: int, end: int) -> None:
-        route, gate, row = self.transformer.route, self.transformer.gate, -1
+        row = -1
         self.steps += 1
         for work, token in zip(works, tokens, strict=True):
             request = work.sequence
@@ -224,13 +227,23 @@ class Stepper:
             index = request.generated
             text, reason = request.take(id)
             latency = (end - (begin if index else request.started_ns)) / 1e6
-            experts, weights = route[:, row].astype(np.uint16), gate[:, row].copy()
+            experts, weights = self._kept(row)
             said = None if reason is None else SAID[reason]
             request.ready.append(Token(id, text, logprob, latency, experts, weights, index, said))
             if text:
                 self.telemetry.text(request.number, request.prompt + index, text)
             if reason is not None:
                 self.finish(request, reason)
+
+    def _kept(self, row: int) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
+        """The experts and weights [L, k] of a row of the step, read-only: tokens and telemetry share them."""
+        if self._first is not None and row == 0:
+            return self._first
+        experts, weights = self.transformer.route[:, row].astype(np.uint16), self.transformer.gate[:, row].copy()
+        experts.flags.writeable = weights.flags.writeable = False
+        if row == 0:
+            self._first = experts, weights
+        return experts, weights
 
     def _counts(self) -> tuple[int, int, int, int]:
         p = self.pager
@@ -247,9 +260,7 @@ class Stepper:
             work, chosen = works[0], tokens[0]
             phase = DECODE if work.start >= work.sequence.prompt else PREFILL
             id, slots = -1 if chosen is None else chosen[0], self.kv.slots_of_first_row()
-            self.telemetry.one(
-                end, work.sequence.number, work.start, id, phase, *times, *counts, t.route[:, 0], t.gate[:, 0], slots
-            )
+            self.telemetry.one(end, work.sequence.number, work.start, id, phase, *times, *counts, *self._kept(0), slots)
             return
         numbers: list[int] = []
         ids: list[int] = []
