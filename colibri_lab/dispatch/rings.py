@@ -32,6 +32,7 @@ class Ring(Generic[T]):
     def __init__(self) -> None:
         self.size, self.fill = 1, 0
         self.units: deque[T] = deque()
+        self.puts, self.filled = 0, 0.0  # units that came in, and the share of the ring that was full then, summed
 
 
 class Rings(Generic[T]):
@@ -86,7 +87,9 @@ class Rings(Generic[T]):
         self.switches += len(ring.units) == 1 and len(self) > 1  # while the consumer is busy with the other
         if ring.fill > self.fill_most:
             self.fill_most = ring.fill
-        self.share_most = max(self.share_most, ring.fill / ring.size)
+        share = ring.fill / ring.size
+        ring.puts, ring.filled = ring.puts + 1, ring.filled + share
+        self.share_most = max(self.share_most, share)
 
     def take(self) -> T:
         """The oldest unit."""
@@ -101,12 +104,18 @@ class Rings(Generic[T]):
         return [self.take() for _ in range(len(self))]
 
     def counters(self) -> dict[str, int | float]:
-        """Sizes and fills in rows; fill_share_most of a ring's size; stalls: the producer waited for the consumer."""
+        """Sizes and fills in rows; fill_share_most of a ring's size; stalls: the producer waited for the consumer;
+        ring_x_filled over ring_x_units: how full the ring was when a unit had come in, on average."""
         a, b = self._pair
         return {
             "ring_size": a.size,
             "ring_a_fill": a.fill,
             "ring_b_fill": b.fill,
+            "ring_a_units": a.puts,
+            "ring_b_units": b.puts,
+            "ring_a_filled": a.filled,
+            "ring_b_filled": b.filled,
+            "watermark": self.watermark,
             "ring_fill_most": self.fill_most,
             "ring_fill_share_most": self.share_most,
             "ring_switches": self.switches,

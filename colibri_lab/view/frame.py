@@ -35,7 +35,7 @@ from colibri_lab.view.prose import Pieces
 from colibri_lab.view.run import RunView
 from colibri_lab.view.systems import SYSTEMS
 
-MAGIC, COLUMNS, PIECES, RECENT_STEPS = b"CLB1", 128, 96, 2
+MAGIC, COLUMNS, PIECES, RECENT_STEPS = b"CLB1", 120, 96, 2
 DOUBLE_SLOT, BASE_SLOT, FREE_SLOT = 1, 2, 3
 Arrays = dict[str, np.ndarray]
 

@@ -12,8 +12,8 @@ from colibri_lab.view.gauges import Gauges
 from colibri_lab.view.html import size
 from colibri_lab.view.systems import SYSTEMS, Fact, System
 
-MOST = 56
-MARKS, WORDS = 6, 100  # notes that are marked, characters of each
+MOST = 48
+MARKS, WORDS = 4, 100  # notes that are marked, characters of each
 FULL, NONE = 254, 255  # of a byte: the top of a lane, no value
 
 

@@ -74,6 +74,8 @@ def unit(lane: Lane, value: float) -> str:
     """A value of a lane in words."""
     if lane.unit == "share":
         return percent(value)
+    if lane.unit == "permille":
+        return percent(value / 1000)
     if lane.unit == "bytes/s":
         return f"{size(value)}/s"
     if lane.unit == "s/s":
@@ -83,11 +85,10 @@ def unit(lane: Lane, value: float) -> str:
 
 def told(fact: Fact, figures: list[float | None]) -> str:
     """A figure in words; off where no counter of its name is there."""
-    value, whole = figures[0], figures[-1]
+    value, whole = figures[0], figures[1] if fact.over else None
     if value is None:
         return "off"
     if fact.kind == "ratio":
         return number(value / whole) if whole else "–"
-    if fact.kind == "part" and whole:
-        return f"{words(value)} ({percent(value / whole)})"
-    return size(value) if fact.kind == "bytes" else duration(value * 1000) if fact.kind == "seconds" else words(value)
+    plain = size(value) if fact.kind == "bytes" else duration(value * 1000) if fact.kind == "seconds" else words(value)
+    return f"{plain} ({percent(value / whole)})" if whole else plain

@@ -28,8 +28,8 @@ class Line(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A scale of its own. unit: share (of 1), bytes/s, s/s (seconds a second) or none; whole: whole numbers; top: where
-    the scale ends, 0 for the largest value."""
+    """A scale of its own. unit: share (of 1), permille, bytes/s, s/s (seconds a second) or none; whole: whole numbers;
+    top: where the scale ends, 0 for the largest value."""
 
     title: str
     unit: str = ""
@@ -38,7 +38,7 @@ class Lane(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """A figure of the run. kind: count, bytes, seconds, part (`of`, its share of `over`), ratio (`of` over `over`)."""
+    """A figure of the run. kind: count, bytes, seconds, each with its share of `over` where there is one, or ratio."""
 
     label: str
     kind: str
@@ -80,13 +80,13 @@ PAGES = System(
         Line("bytes/s", 2, RED, _of("pager", "bytes_read"), ("seconds",), "line"),
     ),
     (
-        Fact("policy hits", "part", _of("pager", "policy_hits"), ASKED),
-        Fact("pin hits", "part", _of("pager", "pin_hits"), ASKED),
-        Fact("prefetch hits", "part", _of("pager", "prefetch_hits"), ASKED),
-        Fact("faults", "part", _of("pager", "faults"), ASKED),
+        Fact("policy hits", "count", _of("pager", "policy_hits"), ASKED),
+        Fact("pin hits", "count", _of("pager", "pin_hits"), ASKED),
+        Fact("prefetch hits", "count", _of("pager", "prefetch_hits"), ASKED),
+        Fact("faults", "count", _of("pager", "faults"), ASKED),
         Fact("pinned now", "count", _of("pager", "pinned")),
-        Fact("guesses too late", "part", _of("pager", "prefetch_late"), _of("pager", "prefetch_issued")),
-        Fact("guesses wasted", "part", _of("pager", "prefetch_wasted"), _of("pager", "prefetch_issued")),
+        Fact("guesses too late", "count", _of("pager", "prefetch_late"), _of("pager", "prefetch_issued")),
+        Fact("guesses wasted", "count", _of("pager", "prefetch_wasted"), _of("pager", "prefetch_issued")),
         Fact("read from disk", "bytes", _of("pager", "bytes_read")),
         Fact("waited for pages", "seconds", _of("pager", "io_wait_s")),
     ),
@@ -107,10 +107,10 @@ ROUTER = System(
     ),
     (
         Fact("rows routed", "count", ROWS),
-        Fact("by certificate", "part", _of("router", "certified"), ROWS),
-        Fact("in full", "part", _of("router", "fallback"), ROWS),
+        Fact("by certificate", "count", _of("router", "certified"), ROWS),
+        Fact("in full", "count", _of("router", "fallback"), ROWS),
         Fact("candidates a row", "ratio", _of("router", "candidates"), _of("router", "certified")),
-        Fact("wrong selections", "part", _of("router", "wrong_selections"), _of("router", "audited")),
+        Fact("wrong selections", "count", _of("router", "wrong_selections"), _of("router", "audited")),
     ),
     _of("router", "certified", "fallback", "audited"),
     "this router scores every expert in full; router: two_stage has certificates, router_audit counts wrong selections",
@@ -138,7 +138,7 @@ DISPATCH = System(
         Fact("stalls, rings full", "count", _of("dispatch", "stalls")),
         Fact("stalls, no frame free", "count", _of("dispatch", "frame_stalls")),
         Fact(
-            "reads hidden", "part", _of("dispatch", "reads_hidden"), _of("dispatch", "reads_hidden", "reads_arriving")
+            "reads hidden", "count", _of("dispatch", "reads_hidden"), _of("dispatch", "reads_hidden", "reads_arriving")
         ),
         Fact("waited for pages", "seconds", _of("pager", "io_wait_s")),
     ),
@@ -148,24 +148,56 @@ DISPATCH = System(
 BATCH = System(
     "batch",
     "Batch",
-    (Lane("requests", whole=True), Lane("rows a step")),
+    (Lane("requests", whole=True), Lane("rows a step"), Lane("memory in use, processor idle", "permille", top=1000)),
     (
         Line("running", 0, BLUE, _of("engine", "running"), (), "stack", True),
         Line("waiting", 0, GREY, _of("engine", "waiting"), (), "stack", True),
         Line("at most", 0, RED, _of("batch", "cap"), (), "line", True),
         Line("rows", 1, GREEN, _of("engine", "prefill_tokens", "decode_tokens"), _of("engine", "steps"), "line"),
+        Line("memory", 2, PINK, _of("batch", "memory_permille"), (), "line", True),
+        Line("idle", 2, SKY, _of("batch", "idle_permille"), (), "dashes", True),
     ),
     (
         Fact("running now", "count", _of("engine", "running")),
         Fact("waiting", "count", _of("engine", "waiting")),
         Fact("at most", "count", _of("batch", "cap")),
         Fact("rows a step", "ratio", _of("engine", "prefill_tokens", "decode_tokens"), _of("engine", "steps")),
+        Fact("halved", "count", _of("batch", "halvings")),
+        Fact("grown by one", "count", _of("batch", "growths")),
+        Fact("held back, over all steps", "count", _of("batch", "held")),
     ),
     _of("engine", "steps"),
     "no request ran yet",
     "batch",
 )
-SYSTEMS = (PAGES, ROUTER, DISPATCH, BATCH)
+EXACT = _of("kv", "attention_bytes_exact")
+CACHE = System(
+    "cache",
+    "KV cache",
+    (Lane("slots", whole=True), Lane("attention reads", "bytes/s"), Lane("tokens restored", whole=True)),
+    (
+        Line("in use", 0, BLUE, _of("kv", "slots_used"), (), "stack", True),
+        Line("in a file", 0, RED, _of("persistence", "slots_spilled"), (), "line", True),
+        Line("read", 1, GREEN, _of("kv", "attention_bytes"), ("seconds",), "line"),
+        Line("exact attention", 1, GREY, EXACT, ("seconds",), "dashes"),
+        Line("restored", 2, SKY, _of("persistence", "tokens_restored")),
+    ),
+    (
+        Fact("slots in use", "count", _of("kv", "slots_used"), _of("kv", "slots")),
+        Fact("most in use", "count", _of("kv", "slots_peak"), _of("kv", "slots")),
+        Fact("tokens a slot", "count", _of("kv", "slot_size")),
+        Fact("slots taken in pairs", "count", _of("kv", "double_slots")),
+        Fact("base slots taken", "count", _of("kv", "base_slots")),
+        Fact("places exchanged", "count", _of("kv", "promotions")),
+        Fact("attention reads, of exact", "bytes", _of("kv", "attention_bytes"), EXACT),
+        Fact("slots in a file", "count", _of("persistence", "slots_spilled")),
+        Fact("prefixes stored", "count", _of("persistence", "prefixes_stored")),
+        Fact("prefixes restored", "count", _of("persistence", "prefixes_restored")),
+    ),
+    _of("kv", "slots_peak"),
+    "no token has keys and values yet",
+)
+SYSTEMS = (PAGES, ROUTER, CACHE, DISPATCH, BATCH)
 
 
 def described() -> list[dict[str, Any]]:

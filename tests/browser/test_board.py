@@ -210,12 +210,12 @@ def test_nothing_overlaps_on_a_small_screen(page, server, request, tmp_path, wid
     page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
     page.locator(lab.BOARD).evaluate("(board, width) => { board.style.width = width + 'px' }", width)
     lab.settle(page)
-    for tab in ("Pages", "Router", "Dispatch", "Batch"):
+    for tab in ("Pages", "Router", "KV cache", "Dispatch", "Batch"):
         page.get_by_role("tab", name=tab).click()
         page.wait_for_timeout(100)
         assert page.evaluate(OVERLAPS) == []
         assert page.locator(".cl-facts dd", has_text="off").count() == 0
-        shot(page, f"small_{width}_{tab.lower()}")
+        shot(page, f"small_{width}_{tab.lower().replace(' ', '_')}")
     assert "memory at 87 %" in page.locator(".cl-systems canvas").get_attribute("aria-label")
 
 

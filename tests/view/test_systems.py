@@ -111,7 +111,7 @@ def test_notes_and_warnings_stand_where_they_happened():
     notes += [(3, "router_warnings", ["layer 3 is <wide>"])]
     view = view_of(samples, notes)
     header, _ = unpack(board_frame(view, {}, -1)[0])
-    assert header["marks"] == [[[0, "pace 4"]], [], [], [[2, "before 8, after 4: memory at 87 %"]]]
+    assert header["marks"] == [[[0, "pace 4"]], [], [], [], [[2, "before 8, after 4: memory at 87 %"]]]
     assert header["warnings"] == ["layer 3 is <wide>"]
     panel = PANELS["batch"](view)
     assert "before 8, after 4: memory at 87 %" in panel
@@ -131,7 +131,7 @@ def test_tokens_are_joined_to_the_columns_of_their_time():
     engine.run(600)
     view = RunView.of(engine.telemetry)
     _, arrays = unpack(board_frame(view, {}, -1)[0])
-    window, t = Window(view.gauges), view.timeline.columns["t_ns"][-128:]
+    window, t = Window(view.gauges), view.timeline.columns["t_ns"][-120:]
     for column, when in zip(arrays["when"].tolist(), t.tolist(), strict=True):
         assert when <= window.ends_ns[column]
         assert column == 0 or when > window.ends_ns[column - 1]

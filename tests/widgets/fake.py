@@ -256,4 +256,11 @@ def invented(total, steps, layers):
     dispatch |= {"ring_a_filled": 0.3 * rows, "ring_a_units": rows / 2, "ring_b_filled": 0.2 * rows}
     dispatch |= {"ring_b_units": rows / 2, "watermark": 0.75, "stalls": steps // 7, "frame_stalls": steps // 50}
     dispatch |= {"reads_hidden": total["faults"] * 3 // 4, "reads_arriving": total["faults"] - total["faults"] * 3 // 4}
-    return {"pager": pager, "router": router, "dispatch": dispatch, "batch": {"cap": 8 if steps % 900 < 600 else 4}}
+    batch = {"cap": 8 if steps % 900 < 600 else 4, "memory_permille": 800, "idle_permille": 250}
+    batch |= {"halvings": steps // 900, "growths": 0, "held": 0}
+    kv = {"slots": 2048, "slots_used": steps % 2048, "slots_peak": min(steps, 2048), "slot_size": 256}
+    kv |= {"double_slots": 9, "base_slots": 4, "promotions": 2}
+    kv |= {"attention_bytes": 700 * rows, "attention_bytes_exact": 1000 * rows}
+    saved = {"slots_spilled": steps // 50, "tokens_restored": rows // 9, "prefixes_stored": 3, "prefixes_restored": 1}
+    made = {"pager": pager, "router": router, "dispatch": dispatch, "batch": batch, "kv": kv, "persistence": saved}
+    return made

@@ -8,7 +8,11 @@ import pytest
 import colibri_lab
 from colibri_lab.bench.ours import listen
 from colibri_lab.telemetry import Telemetry
+from colibri_lab.view.report import PANELS
 from colibri_lab.view.run import RunView
+from colibri_lab.view.strips import Window
+from colibri_lab.view.systems import SYSTEMS
+from colibri_lab.view.timeline import STAGES
 from colibri_lab.widgets.dashboard import connect
 
 
@@ -40,12 +44,54 @@ def test_the_view_says_what_the_engine_counts(engine):
     assert view.budget_bytes == pager["budget_bytes"] == 2 << 20
     assert view.missing == 0
     np.testing.assert_allclose(view.experts.share.sum(axis=1), 2)
-    columns = timeline.columns
-    decoded = columns[columns["phase"] == 1]
-    whole = decoded["latency_ns"] // decoded["rows"]
-    known = decoded["stages_ns"].sum(axis=1).astype("i8")
-    assert (abs(known - whole.astype("i8")) <= 0.05 * whole).all(), "a token's stages add up to its time"
+    adds_up(timeline.columns)
     assert timeline.first_token_ms() > 0
+
+
+def adds_up(columns):
+    """A token's stages add up to its time, and little of it is nobody's."""
+    decoded = columns[columns["phase"] == 1]
+    whole = decoded["latency_ns"].astype("i8") // decoded["rows"]
+    known = decoded["stages_ns"].sum(axis=1).astype("i8")
+    assert len(decoded) > 30 and (abs(known - whole) <= 0.05 * whole).all()
+    named = decoded["stages_ns"][:, :4].sum(axis=1).astype("i8")
+    assert (named <= 1.05 * whole).all(), "no stage counts another's time"
+    assert np.median(named / whole) > 0.6
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """An engine with every system switched on, after a run of four requests with too little memory for its experts."""
+    settings = {"engine_mode": "async", "prefetcher": "next_gate", "router": "two_stage", "router_audit": True}
+    settings |= {"pin_after_tokens": 4, "kv_cache_persistence_path": tmp_path_factory.mktemp("kv")}
+    model, budget = colibri_lab.embedded_model(), "2MiB"
+    with colibri_lab.load(model, threads=1, expert_cache_bytes=budget, kv_cache_dtype="fp32", **settings) as loaded:
+        for _ in range(2):
+            list(loaded.generate_batch(["Mr. Darcy was", "12 + 30 =", "def main", "The"], max_tokens=40))
+        yield loaded
+
+
+def test_the_panels_know_the_engine_s_counters(everything):
+    """Every name that a panel asks for is a counter of an engine whose systems are on; each panel says what it says."""
+    view = RunView.of(everything.telemetry, everything.describe())
+    asked = {name for system in SYSTEMS for part in (*system.lines, *system.facts) for name in (*part.of, *part.over)}
+    assert asked - {"seconds"} <= set(view.gauges.names)
+    counters, window = everything.counters(), Window(view.gauges)
+    for system in SYSTEMS:
+        assert window.is_on(system), system.name
+        assert "<svg" in PANELS[system.name](view)
+        for fact in system.facts:
+            told = window.figures(fact)[0]
+            names = [name.split(".") for name in fact.of]
+            assert told == pytest.approx(sum(counters[group][name] for group, name in names)), fact.label
+    assert counters["dispatch"]["units"] > 0 and counters["router"]["certified"] > 0
+
+
+def test_stages_of_an_asynchronous_step_add_up(everything):
+    view = RunView.of(everything.telemetry)
+    adds_up(view.timeline.columns)
+    waits = view.timeline.columns["stages_ns"][:, STAGES.index("I/O wait")]
+    assert waits.sum() > 0, "waiting shows apart"
 
 
 def test_a_board_that_connects_late_shows_what_is_in_memory(engine):

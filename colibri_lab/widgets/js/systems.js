@@ -65,7 +65,7 @@ class SystemsPanel {
   }
   unit(lane, v) {
     const {unit} = this.specs[this.chosen].lanes[lane];
-    return unit === "share" ? percent(v) : unit === "bytes/s" ? `${bytes(v)}/s` : unit === "s/s" ? `${ms(v * 1000)} a second` : plain(v);
+    return unit === "share" ? percent(v) : unit === "permille" ? percent(v / 1000) : unit === "bytes/s" ? `${bytes(v)}/s` : unit === "s/s" ? `${ms(v * 1000)} a second` : plain(v);
   }
   ago(tenths) { return tenths ? `${(tenths / 10).toFixed(1)} s before the end` : "newest"; }
   describe(f, i) {
@@ -76,9 +76,9 @@ class SystemsPanel {
   }
   fact([label, kind], [value, whole]) {
     if (value === null || value === undefined) return [label, "off"];
-    if (kind === "part") return [label, whole ? `${plain(value)} (${percent(value / whole)})` : plain(value)];
     if (kind === "ratio") return [label, whole ? num(value / whole) : "–"];
-    return [label, kind === "bytes" ? bytes(value) : kind === "seconds" ? ms(value * 1000) : plain(value)];
+    const text = kind === "bytes" ? bytes(value) : kind === "seconds" ? ms(value * 1000) : plain(value);
+    return [label, whole ? `${text} (${percent(value / whole)})` : text];
   }
   draw(f) {
     const spec = this.specs[this.chosen], told = f.systems && f.systems[this.chosen];

@@ -6,7 +6,7 @@ class TimePanel {
     this.surface = new Surface(board, this, 176, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
     this.column = -1;
   }
-  get space() { return {left: 46, top: 6, mid: 112, low: 122, zero: 152, bottom: 174, columns: 128}; }
+  get space() { return {left: 46, top: 6, mid: 112, low: 122, zero: 152, bottom: 174, columns: 120}; }
   at(i) { const s = this.space, n = this.board.frame.a.flag.length; return s.left + (s.columns - n + i) * (this.surface.width - s.left) / s.columns; }
   focusOf(i) {
     const f = this.board.frame;
