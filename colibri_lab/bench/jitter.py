@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri_lab.bench import ours
-from colibri_lab.bench.harness import percentile
+from colibri_lab.bench.harness import percentile, spread
 from colibri_lab.bench.neighbour import Hungry, neighbour
 from colibri_lab.bench.quality import documents
 from colibri_lab.bench.result import Result
@@ -24,7 +24,8 @@ from colibri_lab.errors import ConfigError
 
 WARM = 0.25  # of a run's tokens: the cache fills
 SHARES = (50, 95, 99)
-DELAY_SHARE = 0.10  # of wall time that threads may wait for a core while nobody of ours is beside them
+DELAY_SHARE = 0.25  # of wall time that threads may wait for a core alone: our own readers wait for each other a little
+MEDIAN_SPREAD = 0.20  # between the quartiles of the rounds' medians, alone and without settings
 ALONE, BESIDE = "alone", "neighbour"
 
 
@@ -92,6 +93,9 @@ def run(text: Path, plan: Plan, shape: Shape | None = None) -> Result:
         f"{statistics.median(rates) / 1e6:.0f} MB/s; every run said the same tokens"
     )
     result.notes.append(f"I/O scheduler {about['io_priority_effect']}")
+    wide = spread([percentile(one, 0.5) for one in sides[ALONE, "none"].rounds])
+    if wide > MEDIAN_SPREAD:
+        result.reasons.append(f"alone, the rounds' medians are {wide:.0%} apart")
     delay = statistics.median(sides[ALONE, "none"].delay)
     if delay > DELAY_SHARE:
         result.reasons.append(f"alone, threads waited for a core {delay:.0%} of the time: somebody else is busy here")

@@ -87,6 +87,10 @@ def test_json_is_one_strict_line(model: Path, tmp_path: Path) -> None:
         (["generate", "--set", "nonsense"], "must be key=value"),
         (["generate", "--set", "pace=[1"], "--set pace"),
         (["generate", "--set", "dispatch_ring_size=64"], "dispatch_ring_size: engine_mode sync has no rings"),
+        (
+            ["generate", "--set", "cpu_affinity_mask=0x10000000000"],
+            "cpu_affinity_mask: this process cannot have core 40",
+        ),
         (["generate", "--set", "backend=cuda"], "backend: not available yet"),
         (["generate", "--set", "expert_cache_bytes=1KiB"], "the least is"),
         (["generate", "--max-tokens", "-1"], "max_tokens"),
@@ -113,6 +117,19 @@ def test_wrong_input(
     out, err = capsys.readouterr()
     error = [line for line in err.splitlines() if not line.startswith("INFO")]
     assert out.strip() == "" and len(error) == 1 and error[0].startswith("colibri-lab: error: ") and says in error[0]
+
+
+def test_what_the_machine_gives_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = (
+        "batch_adapt_interval_ms=500",
+        "io_priority=idle",
+        f"cpu_affinity_mask={1 << min(os.sched_getaffinity(0))}",
+    )
+    sets = [part for setting in settings for part in ("--set", setting)]
+    assert main(["generate", "--model", str(model), "--prompt", "A", "--max-tokens", "1", *sets]) == 0
+    said = dict(line.split(maxsplit=2)[1:] for line in capsys.readouterr().err.splitlines() if line.startswith("INFO"))
+    assert "fewer when memory is tight (a look every 500 ms)" in said["mode"]
+    assert said["host"].startswith("cores 0x") and "disk priority idle (" in said["host"]
 
 
 def test_a_wrong_isa_level_is_named(

@@ -155,6 +155,21 @@ def test_a_step_has_no_more_requests_than_the_cap(load: Load) -> None:
     assert engine.counters()["batch"]["halvings"] == 1 and engine.describe()["batch_follows"] is None
 
 
+def test_a_request_that_is_held_back_can_be_dropped(load: Load) -> None:
+    engine = load(max_batch_size=4, batch_adapt_interval_ms=1)
+    right = [t.id for t in load().generate([7, 8], max_tokens=30)]
+    oldest, youngest = (engine.generate([7, 8], max_tokens=30) for _ in range(2))
+    said = [next(oldest).id]
+    next(youngest)
+    engine.watch(Recorded(TIGHT))
+    said += [next(oldest).id for _ in range(20)]
+    assert engine.counters()["batch"]["cap"] == 1
+    used = engine.counters()["kv"]["slots_used"]
+    youngest.close()
+    assert engine.counters()["kv"]["slots_used"] < used
+    assert said + [t.id for t in oldest] == right and engine.counters()["kv"]["slots_used"] == 0
+
+
 def test_requests_of_many_threads_end_under_a_small_cap(load: Load) -> None:
     engine = load(max_batch_size=6, batch_adapt_interval_ms=1)
     engine.watch(Recorded(TIGHT))
