@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from colibri_lab.engine.host import in_words
+
 MIB = 1 << 20
 
 
@@ -53,9 +55,6 @@ def facts(d: Mapping[str, Any], settings: Any) -> list[tuple[str, str]]:
     batch = f"up to {settings.max_batch_size} sequences, {settings.prefill_chunk} prompt tokens a step"
     if (every := settings.batch_adapt_interval_ms) is not None:
         batch += f", fewer when memory is tight (a look every {every} ms)"
-    host = [f"cores {d['cpu_affinity_mask']}"] if d["cpu_affinity_mask"] else []
-    if d["io_priority"] != "none":
-        host.append(f"disk priority {d['io_priority']} ({d['io_priority_effect']})")
     slots = f"{d['kv_slots']} slots x {d['kv_slot_size']} tokens, {d['kv_dtype']}"
     prefixes = d["kv_persistence"]
     stored = "" if prefixes["state"] == "off" else f", {prefixes['prefixes']} prefixes in {prefixes['path']}"
@@ -66,5 +65,5 @@ def facts(d: Mapping[str, Any], settings: Any) -> list[tuple[str, str]]:
         ("kv", f"{slots}, context {d['max_positions']}{stored}"),
         ("mode", f"{d['engine_mode']}, {batch}"),
         ("backend", f"{d['backend']} ({d['isa']}), {d['precision']}, {d['threads']} threads: {d['why_backend']}"),
-        *([("host", "; ".join(host))] if host else []),
+        *([("host", host)] if (host := in_words(d)) else []),
     ]

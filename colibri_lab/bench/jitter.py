@@ -3,7 +3,6 @@ process that keeps the disk busy. The budget is below the model, so that tokens 
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from colibri_lab.bench.shapes import Shape
 from colibri_lab.bench.traffic import Traffic, texts, zipf_markov
 from colibri_lab.engine.engine import Engine
 from colibri_lab.engine.host import Host, cores_of
+from colibri_lab.engine.probe import cores
 from colibri_lab.errors import ConfigError
 
 WARM = 0.25  # of a run's tokens: the cache fills
@@ -118,10 +118,10 @@ def _traffic(text: Path, plan: Plan, shape: Shape | None) -> Traffic:
 
 def _settings(plan: Plan, result: Result) -> dict[str, dict[str, Any]]:
     """What is compared, by name; what the system refuses is said and left out."""
-    mask = plan.mask or 1 << max(os.sched_getaffinity(0))
+    mask = plan.mask or 1 << max(cores())
     priority: dict[str, Any] = {"io_priority": plan.priority}
-    cores: dict[str, Any] = {"cpu_affinity_mask": mask}
-    wanted = {f"io_priority {plan.priority}": priority, f"cores {_listed(mask)}": cores, "both": priority | cores}
+    affinity: dict[str, Any] = {"cpu_affinity_mask": mask}
+    wanted = {f"io_priority {plan.priority}": priority, f"cores {_listed(mask)}": affinity, "both": priority | affinity}
     settings: dict[str, dict[str, Any]] = {"none": {}}
     for name, more in wanted.items():
         try:

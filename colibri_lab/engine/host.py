@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,14 @@ class _Change:
                     self._write(thread, self.before.get(tid) or self._usual)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue  # ended, or its owner has changed: nothing to give back
+
+
+def in_words(about: Mapping[str, Any]) -> str:
+    """What an engine's description says of it; empty where nothing was asked for."""
+    said = [f"cores {about['cpu_affinity_mask']}"] if about["cpu_affinity_mask"] else []
+    if about["io_priority"] != "none":
+        said.append(f"disk priority {about['io_priority']} ({about['io_priority_effect']})")
+    return "; ".join(said)
 
 
 def cores_of(mask: int) -> list[int]:

@@ -48,8 +48,8 @@ class HostProbe:
 
     def describe(self) -> str:
         gpus = f"{len(self._devices)} GPU" if self._devices else f"no GPU ({self._why})"
-        cores = ", ".join(map(str, _cores()))
-        return f"memory of {psutil.virtual_memory().total / 2**30:.1f} GiB or the container's, cores {cores}, {gpus}"
+        listed = ", ".join(map(str, cores()))
+        return f"memory of {psutil.virtual_memory().total / 2**30:.1f} GiB or the container's, cores {listed}, {gpus}"
 
     def close(self) -> None:
         """Let go of NVML; idempotent."""
@@ -65,7 +65,7 @@ class HostProbe:
 def _times() -> tuple[float, float]:
     """(busy, all) seconds of this process's cores since the machine started."""
     busy = total = 0.0
-    times, mine = psutil.cpu_times(percpu=True), _cores()
+    times, mine = psutil.cpu_times(percpu=True), cores()
     for core in (times[i] for i in mine if i < len(times)):
         guests = getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0)  # in `user` and `nice` already
         idle = core.idle + getattr(core, "iowait", 0.0)
@@ -74,7 +74,8 @@ def _times() -> tuple[float, float]:
     return busy, total
 
 
-def _cores() -> list[int]:
+def cores() -> list[int]:
+    """Numbers of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

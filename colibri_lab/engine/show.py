@@ -9,6 +9,7 @@ from ..config import Config
 from ..ops.layout import PAGE
 from ..ops.routing import COUNTS, QUANTISED, report
 from ..pager.policies import policy_name
+from .host import in_words
 
 MIB = 1 << 20
 
@@ -107,6 +108,7 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         "router": ", ".join((d["router"], *d["changes"])),
         **_router_rows(c["router"]),
         **{f"warning {i}": text for i, text in enumerate(_warnings(d), 1)},
+        **_machine_rows(d, c["batch"]),
         "forwarded": f"{done['prefill_tokens']:,} prompt tokens, {done['decode_tokens']:,} generated ones",
     }
     left = 'style="text-align:left"'
@@ -115,6 +117,15 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         for name, value in rows.items()
     ]
     return f"<table><tbody>{''.join(cells)}</tbody></table>"
+
+
+def _machine_rows(d: dict[str, Any], c: dict[str, int | float]) -> dict[str, str]:
+    """What the process asks of the machine and how the batch size follows it, where it does."""
+    rows = {"machine": said} if (said := in_words(d)) else {}
+    if d["batch_follows"]:
+        changes = f"{c['halvings']} halvings, {c['growths']} growths, {c['held']:,} times a request was held back"
+        rows["batch size"] = f"at most {c['cap']} together now; {changes}; follows {d['batch_follows']}"
+    return rows
 
 
 def _prefix_rows(d: dict[str, Any], c: dict[str, int | float]) -> dict[str, str]:

@@ -43,7 +43,8 @@ class Stepper:
         self.closed = False  # the backend is gone: no step may run
         self.batcher = Batcher()
         config = board.config
-        self.batch = BatchSize(config.max_batch_size, config.batch_adapt_interval_ms, partial(telemetry.note, "batch"))
+        self.batch = BatchSize(config.max_batch_size, config.batch_adapt_interval_ms, partial(telemetry.note, "batch"),
+                               on_device=transformer.backend.name == "cuda")  # fmt: skip
         self.abandoned: deque[Request] = deque()  # appended to by any thread, even by a garbage collector
         self.steps = self.prefill_tokens = self.decode_tokens = self.started = self.finished = 0
 

@@ -125,6 +125,8 @@ def test_the_engine_pauses_the_youngest_and_says_why(load: Load) -> None:
     assert notes[0]["reason"] == "memory is 90% in use, above 85%" and notes[0]["running"] == 8
     assert notes[3]["reason"] == "the processor idles 90%, above 30%"
     assert engine.counters()["kv"]["slots_used"] == 0
+    assert "3 halvings" in engine._repr_html_() and "follows Recorded" in engine._repr_html_()
+    assert "halvings" not in plain._repr_html_()
     idle = plain.counters()["batch"]
     assert idle == dict(idle, cap=8, readings=0, adaptations=0, held=0)
 
@@ -217,7 +219,7 @@ def test_idle_is_of_the_cores_that_the_process_may_use(monkeypatch: pytest.Monke
     Times = type("Times", (tuple,), {"idle": property(lambda t: t[1]), "iowait": property(lambda t: t[2])})
     moments = [[Times((10, 10, 0)), Times((0, 0, 0))], [Times((13, 12, 5)), Times((99, 0, 0))]]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: moments[0])
-    monkeypatch.setattr("colibri_lab.engine.probe._cores", lambda: [0])
+    monkeypatch.setattr("colibri_lab.engine.probe.cores", lambda: [0])
     probe = HostProbe()
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: moments[1])
     assert probe.read().idle == pytest.approx(0.7), "3 of 10 seconds were work, 5 were waiting for a disk"

@@ -66,6 +66,7 @@ def test_every_thread_has_them_and_gets_its_own_back(load: Load) -> None:
         assert engine.counters()["host"] == {"affinity_threads": len(before), "priority_threads": len(before)}
         about = engine.describe()
         assert about["cpu_affinity_mask"] == hex(1 << CORE) and about["io_priority"] == "idle"
+        assert f"cores {hex(1 << CORE)}; disk priority idle (" in engine._repr_html_()
         engine.close()
         after = standing()
         assert other in after and all(after[tid] == before[tid] for tid in before.keys() & after.keys())
