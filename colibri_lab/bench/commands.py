@@ -194,8 +194,8 @@ def kv_command(
 def persist_command(
     shape: Annotated[str, typer.Option(help="random weights of this shape: nano, m0, m1, m2")] = "m1",
     tokens: Annotated[int, typer.Option(min=1, help="of the long context")] = 65536,
-    computed: Annotated[int, typer.Option(min=1, help="last tokens of its prompt that are computed, not drawn")] = 16,
-    rounds: Annotated[int, typer.Option(min=2)] = 5,
+    computed: Annotated[int, typer.Option(min=1, help="last tokens of its prompt that are computed, not drawn")] = 64,
+    rounds: Annotated[int, typer.Option(min=2)] = 9,
     decode: Annotated[int, typer.Option(min=1, help="tokens decoded in a round")] = 4,
     experts: Annotated[float, typer.Option(min=0, max=1, help="share of the experts that has room in memory")] = 1.0,
     threads: Annotated[int, typer.Option(min=1)] = 2,

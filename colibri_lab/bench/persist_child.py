@@ -125,6 +125,12 @@ class Child:
         sizes = {name: facts[name] for name in ("expert_bytes", "resident_bytes")}
         return {"now": self.memory.now(), "peak": self.memory.peak, **c, **sizes}
 
+    def settle(self) -> dict[str, Any]:
+        """Wait until what was stored is on the disk."""
+        if self.engine._parts.persistence is not None:
+            self.engine._parts.persistence.settle()
+        return {}
+
     def end(self) -> dict[str, Any]:
         """The request ends (and is stored); seconds until that is done."""
         begin = clock()

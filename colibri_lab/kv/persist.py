@@ -112,6 +112,11 @@ class Persistence:
         if sequence.writer is not None:
             self._drop(sequence.writer)
 
+    def settle(self) -> None:
+        """Wait until all that was stored so far is on the disk."""
+        if self._process == os.getpid():
+            self._syncing.submit(int).result()
+
     def close(self) -> None:
         """Wait until everything is on the disk; idempotent."""
         if self._process == os.getpid():

@@ -191,7 +191,7 @@ def test_an_index_that_finds_no_room(model: Path, tmp_path: Path, right: Any, mo
         with pytest.warns(RuntimeWarning, match="No space left"):
             for _ in range(3):
                 assert said(engine, PROMPT, TOKENS) == right
-                engine._parts.persistence._syncing.submit(int).result()
+                engine._parts.persistence.settle()
         assert engine.counters()["persistence"]["prefixes_stored"] == 0 and not list(tmp_path.iterdir())
 
 
