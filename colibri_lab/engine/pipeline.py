@@ -32,7 +32,8 @@ class Unit:
     at: int
     n: int
     waves: Waves = ()  # none in a dense layer
-    ticket: Ticket | None = None  # of a single wave; more of them are asked for one by one, as frames become free
+    asked: bool = False  # for a single wave; more of them are asked for one by one, as frames become free
+    ticket: Ticket | None = None
 
 
 class Pipeline(Transformer):
@@ -70,8 +71,8 @@ class Pipeline(Transformer):
             self._drain(error)
             raise
         spent = {stage: self.ns[stage] - before[stage] for stage in STAGES}
-        self.io_ns, self.experts_ns = spent["read"], spent["experts"]
-        self.attention_ns = sum(spent.values()) - self.io_ns - self.experts_ns
+        self.attention_ns, self.io_ns = spent["attention"], spent["read"]
+        self.experts_ns = sum(spent.values()) - spent["embed"] - self.attention_ns - self.io_ns
 
     def head(self, out_rows: Sequence[int]) -> None:
         """See Transformer.head."""
@@ -115,49 +116,50 @@ class Pipeline(Transformer):
         if self.pressed:
             raise KeyboardInterrupt
 
-    def _request(self, unit: Unit, wanted: Sequence[int]) -> Ticket:
+    def _request(self, unit: Unit, wanted: Sequence[int]) -> None:
         """Begin to read what is missing; while it does not fit beside what older units hold, they go first."""
         while self.rings and not self.pager.fits(unit.layer, wanted):
             self.frame_stalls += 1
             self._consume(-1)
         self._unit = unit
         self._enter("read")
-        unit.ticket = ticket = self.pager.request(unit.layer, wanted)
-        return ticket
+        unit.ticket, unit.asked = self.pager.request(unit.layer, wanted), True
 
     def _consume(self, n: int) -> None:
         """The experts of the oldest unit. n: rows of the step."""
         self._unit = unit = self.rings.take()
-        waited = self.pager.arrays.waited
-        for first, last, wanted in unit.waves:
-            ticket = unit.ticket or self._request(unit, wanted)
-            for flight in ticket.flights.values():
-                if flight.landed:
-                    self.reads_hidden += 1
-                else:
-                    self.reads_arriving += 1
-            self._enter("experts")
-            before = int(waited[0])
-            try:
+        for first, last, wanted in unit.waves or ((0, 0, ()),):
+            if unit.waves and not unit.asked:
+                self._request(unit, wanted)
+            if unit.ticket is None:
+                self._enter("experts")
                 self.backend.expert_ffn(unit.layer, unit.n, first, last, unit.at)
-            except MissingPage:
-                self._release(unit, 0)  # raises what the reader met
-                raise
-            self._release(unit, int(waited[0]) - before)
+            else:
+                self._as_they_arrive(unit, unit.ticket, first, last)
+            unit.asked = False
             if self.pressed:
                 raise KeyboardInterrupt
-        if not unit.waves:
-            self._enter("experts")
-            self.backend.expert_ffn(unit.layer, unit.n, 0, 0, unit.at)
         if unit.waves and self._late is not None and unit.at + unit.n == n:
             self._look(self._late, unit.layer, n)
 
-    def _release(self, unit: Unit, waited: int) -> None:
+    def _as_they_arrive(self, unit: Unit, ticket: Ticket, first: int, last: int) -> None:
+        hidden = sum(flight.landed for flight in ticket.flights.values())
+        self.reads_hidden += hidden
+        self.reads_arriving += len(ticket.flights) - hidden
+        waited = -int(self.pager.arrays.waited[0])
+        self._enter("experts")
+        try:
+            self.backend.expert_ffn(unit.layer, unit.n, first, last, unit.at)
+        except MissingPage:
+            self._enter("read")
+            unit.ticket = None
+            self.pager.release(ticket)  # raises what the reader met
+            raise
+        waited += int(self.pager.arrays.waited[0])
         self._enter("read")
         self.ns["experts"] -= waited  # the kernel's own waiting
         self.ns["read"] += waited
-        ticket, unit.ticket = unit.ticket, None
-        assert ticket is not None
+        unit.ticket = None
         self.pager.release(ticket, waited)
 
     def _look(self, ahead: Ahead, layer: int, n: int) -> None:

@@ -84,15 +84,16 @@ class Pager(Residency):
                 raise failed
         self._used(layer, wanted)
 
-    def request(self, layer: int, wanted: Sequence[int]) -> Ticket:
+    def request(self, layer: int, wanted: Sequence[int]) -> Ticket | None:
         """Begin to read what is missing of the wanted experts, which must fit (see `fits`), and hold them all.
 
         Their pages are COMING in the page table until they arrive. What is asked for now is read before any guess.
+        None where all experts of the model are in memory: nobody can be thrown out, so nobody need be held.
         """
         missing, base = self._find(layer, wanted), layer * self.experts
         if not missing and self.resident == self.frames.most:
             self._used(layer, wanted)
-            return Ticket(layer, ())  # nobody can be thrown out, so nobody need be held
+            return None
         for expert in wanted:
             self._held[base + expert] = self._held.get(base + expert, 0) + 1
         ticket = Ticket(layer, wanted, clock())
