@@ -140,6 +140,22 @@ def paging_command(
     finish(measure, json)
 
 
+@app.command("dispatch")
+def dispatch_command(
+    steps: Annotated[int, typer.Option(min=1, help="of a round")] = 200,
+    rounds: Annotated[int, typer.Option(min=2)] = 15,
+    json: Json = False,
+) -> None:
+    """What it costs to hand a layer's rows to their experts: microseconds, bytes copied, ring fill, stalls."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import dispatch
+
+        return dispatch.run(dispatch.Plan(steps=steps, rounds=rounds))
+
+    finish(measure, json)
+
+
 @app.command("pipeline")
 def pipeline_command(
     shape: Annotated[str, typer.Option(help="random weights of this shape: nano, m0, m1, m2 (2 GB)")] = "m2",

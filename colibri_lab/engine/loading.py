@@ -10,6 +10,7 @@ from typing import Any
 
 from ..config import Config
 from ..dispatch.rings import Rings
+from ..dispatch.split import Split
 from ..dispatch.waves import Dispatcher
 from ..errors import ConfigError
 from ..kv.cache import KVCache
@@ -174,7 +175,7 @@ def build(config: Config, positions: int | None = None) -> Parts:
         ahead.follow(config.prefetcher)
         seen = backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead if ahead.active else None
         rings = Rings[Unit](config.dispatch_ring_size, config.dispatch_watermark)
-        transformer = Pipeline(rings, *seen) if asynchronous else Transformer(*seen)
+        transformer = Pipeline(rings, Split(config.attention == "exact"), *seen) if asynchronous else Transformer(*seen)
         stack.pop_all()
     return Parts(
         config,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..dispatch.rings import Rings
+from ..dispatch.split import Split
 from ..model.transformer import Ahead, Transformer
 from ..ops.types import MissingPage
 from ..pager.pager import Pager, Ticket
@@ -41,17 +42,17 @@ class Pipeline(Transformer):
 
     pager: Pager
 
-    def __init__(self, rings: Rings[Unit], *parts: Any) -> None:
+    def __init__(self, rings: Rings[Unit], split: Split, *parts: Any) -> None:
         super().__init__(*parts)
-        self.rings = rings
+        self.rings, self._split = rings, split
         self._stage, self._unit, self._since = "embed", Unit(-1, 0, 0), 0
         self.ns = dict.fromkeys(STAGES, 0)  # spent so far; read: asking for pages and waiting for them
         self.reads_hidden = self.reads_arriving = self.frame_stalls = 0
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """See Transformer.forward."""
-        before = dict(self.ns)
-        groups = self.rings.deal(n, False)
+        before, waited = dict(self.ns), self.pager.wait_ns
+        groups = self.rings.deal(n, self._split.pays(n))
         self._unit, self._stage, self._since = Unit(-1, 0, n), "embed", clock()
         try:
             self.kv.begin(seats)
@@ -73,6 +74,7 @@ class Pipeline(Transformer):
         spent = {stage: self.ns[stage] - before[stage] for stage in STAGES}
         self.attention_ns, self.io_ns = spent["attention"], spent["read"]
         self.experts_ns = sum(spent.values()) - spent["embed"] - self.attention_ns - self.io_ns
+        self._split.ran(n, len(groups), self.attention_ns, self.pager.wait_ns - waited, self.experts_ns)
 
     def head(self, out_rows: Sequence[int]) -> None:
         """See Transformer.head."""

@@ -72,6 +72,31 @@ def test_rings_need_async() -> None:
         Engine.load("anything", dispatch_watermark=0.5)
 
 
+def test_steps_that_wait_are_cut_and_others_are_not(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[i + 3] for i in range(8)]
+    whole = load(engine_mode="async")
+    said = [(i, token.id) for i, token in whole.generate_batch(prompts, max_tokens=12)]
+    again = [(i, token.id) for i, token in whole.generate_batch(prompts, max_tokens=12)]  # everything is in memory
+    assert again == said
+    before = whole.counters()["dispatch"]["split_steps"]
+    list(whole.generate_batch(prompts, max_tokens=12))
+    assert whole.counters()["dispatch"]["split_steps"] == before
+    fetch = Reader._fetch
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(0.003)
+        fetch(*arguments)
+
+    monkeypatch.setattr(Reader, "_fetch", slow)
+    for attention, cut in (("exact", True), ("expert_local", False)):
+        engine = load(**SMALL, attention=attention)
+        ours = [(i, token.id) for i, token in engine.generate_batch(prompts, max_tokens=12)]
+        assert (engine.counters()["dispatch"]["split_steps"] > 0) == cut
+        assert ours == said or attention != "exact"
+    with pytest.raises(ConfigError, match="dispatch_ring_size: attention expert_local"):
+        load(**SMALL, attention="expert_local", dispatch_ring_size=8)
+
+
 class Fault(RuntimeError):
     """What the tests make a stage die of."""
 
