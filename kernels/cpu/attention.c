@@ -3,9 +3,10 @@
    together, tile by tile, since a token's heads lie side by side and neighbours in position do not. */
 
 enum {
-    TILE = 8,   /* tokens: all groups' keys of two tiles fit into a first-level cache */
-    GROUPS = 4, /* of heads at a time */
-    SHARERS = 4 /* query heads of a group */
+    WARM = 1 << 19, /* bytes of keys that stay in a second-level cache between two rows of a prompt */
+    TILE = 8,       /* tokens: all groups' keys of two tiles fit into a first-level cache */
+    GROUPS = 4,     /* of heads at a time */
+    SHARERS = 4     /* query heads of a group */
 };
 
 typedef struct {
@@ -25,6 +26,7 @@ typedef struct {
 typedef struct {
     const int32_t *where; /* [count] */
     int count, stride;    /* stride: between the scores of two heads */
+    int tile, cold;       /* cold: not in a cache yet, to be asked for */
     float scale;
 } View;
 
@@ -64,7 +66,7 @@ INLINE void score_some(const Group *g, const View *v, int t, const int n, const 
 INLINE void score(const Group *g, const View *v, int first, int last, const int n, const int half) {
     int t = first;
     for (; t + SCORED <= last; t += SCORED) {
-        for (int j = 0; j < SCORED; j++) ask(&g->keys, v, t + j, half);
+        for (int j = 0; v->cold && j < SCORED; j++) ask(&g->keys, v, t + j, half);
         score_some(g, v, t, n, SCORED, half);
     }
     for (; t < last; t++) score_some(g, v, t, n, 1, half);
@@ -85,7 +87,7 @@ INLINE void mix_lanes(const Group *g, const View *v, int first, int last, int i,
 
 INLINE void mix(const Group *g, const View *v, int first, int last, const int n, const int half) {
     const int dim = g->values.dim, whole = dim / 16 * 16;
-    for (int t = first; t < last; t++) ask(&g->values, v, t, half);
+    for (int t = first; v->cold && t < last; t++) ask(&g->values, v, t, half);
     for (int i = 0; i < whole; i += 16) mix_lanes(g, v, first, last, i, 16, n, half);
     if (whole < dim) mix_lanes(g, v, first, last, whole, dim - whole, n, half);
 }
@@ -116,15 +118,16 @@ static float exponentials(float *scores, int count, float scale) {
 
 /* Each lane of out[h] = sum over t of weight[h][t] * v_t, token after token, over the sum of the weights. */
 INLINE void attend(const Group *groups, int count, const View *v, const int half) {
-    for (int t = 0; t < v->count; t += TILE)
-        for (const Group *g = groups; g < groups + count; g++) FOR_HEADS(score, g, v, t, min_int(v->count, t + TILE));
+    for (int t = 0; t < v->count; t += v->tile)
+        for (const Group *g = groups; g < groups + count; g++)
+            FOR_HEADS(score, g, v, t, min_int(v->count, t + v->tile));
     float total[GROUPS * SHARERS], *sum = total;
     for (const Group *g = groups; g < groups + count; g++) {
         for (int h = 0; h < g->n; h++) *sum++ = exponentials(g->scores + (size_t)h * v->stride, v->count, v->scale);
         memset(g->out, 0, (size_t)g->n * g->values.dim * sizeof(float));
     }
-    for (int t = 0; t < v->count; t += TILE)
-        for (const Group *g = groups; g < groups + count; g++) FOR_HEADS(mix, g, v, t, min_int(v->count, t + TILE));
+    for (int t = 0; t < v->count; t += v->tile)
+        for (const Group *g = groups; g < groups + count; g++) FOR_HEADS(mix, g, v, t, min_int(v->count, t + v->tile));
     sum = total;
     for (const Group *g = groups; g < groups + count; g++)
         for (int h = 0, dim = g->values.dim; h < g->n; h++, sum++)
@@ -139,7 +142,8 @@ static void attend_heads(Context *c, const Layer *layer, int r, int first, int l
     int dim = m->head_dim, share_of = layer->heads / m->kv_heads, half = m->kv_dtype == FP16, count = 0;
     size_t size = half ? 2 : 4, stride = (size_t)m->kv_heads * dim * size;
     float *scores = c->scores + (size_t)thread * GROUPS * SHARERS * c->scores_len;
-    View v = {s->where, s->count, c->scores_len, layer->scale};
+    int cold = r == 0 || m->seat[r - 1] != m->seat[r] || (size_t)s->count * stride > WARM;
+    View v = {s->where, s->count, c->scores_len, cold ? TILE : s->count, cold, layer->scale};
     Group groups[GROUPS];
     for (int head = first * share_of, n; head < last * share_of; head += n) {
         int left = share_of - head % share_of;
