@@ -104,8 +104,10 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         "expert cache": _bar(d["expert_cache_bytes"], everything, f"of {everything / MIB:.1f} MiB of experts"),
         "requests found there": _bar(pager["hits"], asked, found),
         "KV slots": _bar(kv["slots_used"], kv["slots"], slots),
+        **_attention_rows(d["attention"], kv),
         **_prefix_rows(d["kv_persistence"], c["persistence"]),
-        "router": ", ".join((d["router"], *d["changes"])),
+        "router": d["router"],
+        **({"changed by": "; ".join(d["changes"])} if d["changes"] else {}),
         **_router_rows(c["router"]),
         **{f"warning {i}": text for i, text in enumerate(_warnings(d), 1)},
         **_machine_rows(d, c["batch"]),
@@ -117,6 +119,13 @@ def html(d: dict[str, Any], c: dict[str, dict[str, int | float]]) -> str:
         for name, value in rows.items()
     ]
     return f"<table><tbody>{''.join(cells)}</tbody></table>"
+
+
+def _attention_rows(attention: str, kv: dict[str, int | float]) -> dict[str, str]:
+    """What attention read so far, where it may read less than all."""
+    if attention == "exact":
+        return {}
+    return {"attention read": _bar(kv["attention_bytes"], kv["attention_bytes_exact"], "of what exact attention reads")}
 
 
 def _machine_rows(d: dict[str, Any], c: dict[str, int | float]) -> dict[str, str]:

@@ -129,6 +129,7 @@ def test_expert_local_reads_less_and_says_so(backend: str, models: dict[str, Pat
         with near(mode) as (_, how), engine(models["plain"], backend=backend, **how) as made:
             logits = made.logits(PROMPTS[2])
             counted[mode] = made.counters()["kv"], logits, made.describe()
+            assert ("of what exact attention reads" in made._repr_html_()) == (mode == "expert_local")
     (exact, right, plain), (local, other, facts) = counted["exact"], counted["expert_local"]
     tokens = len(PROMPTS[2])
     assert exact["attention_tokens"] == exact["attention_tokens_exact"] == 2 * tokens * (tokens + 1) / 2
