@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import colibri_lab
+from colibri_lab.convert import convert
 from colibri_lab.engine.sampler import EVERY_NS, Sampler
 from colibri_lab.telemetry import NullTelemetry, Telemetry
 from colibri_lab.view.gauges import Gauges
+from colibri_lab.view.run import RunView
+from tests.makers import make
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +75,20 @@ def test_an_engine_that_is_gone_is_not_asked():
     telemetry = Telemetry(1, 1, 1)
     Sampler(lambda: None, list).sample(telemetry, 5)
     assert len(Gauges.of(telemetry)) == 0
+
+
+def test_what_is_wrong_with_the_logits_is_noted_once(tmp_path):
+    made = make("mixtral", 6)
+    for name, tensor in made.tensors.items():
+        if name.endswith("gate.weight"):
+            tensor *= 1e4  # past what 8 bits tell apart
+    path = convert(made.save(tmp_path / "hf"), tmp_path / "out", quantize="fp32")
+    with colibri_lab.load(path, threads=1, router="int8_lut") as engine:
+        cursor = engine.telemetry.cursor()
+        list(engine.generate([3, 4, 5], max_tokens=20))
+        warnings = [layer["warning"] for layer in engine.describe()["router_layers"] if layer["warning"]]
+        told = [value for key, value, _ in engine.telemetry.read(cursor).notes if key == "router_warnings"]
+        view = RunView.of(engine.telemetry)
+    assert warnings and told[-1] == view.warnings == warnings
+    assert all(before != after for before, after in pairwise(told)), "only what is new is noted"
+    assert "raise router_quant_bits" in view.warnings[0]

@@ -116,6 +116,19 @@ def test_a_board_that_connects_late_shows_what_is_in_memory(engine):
     engine.telemetry = old
 
 
+def test_pairs_and_base_slots_are_told_apart():
+    with colibri_lab.load(colibri_lab.embedded_model(), threads=1, kv_cache_slot_size=16) as engine:
+        stream = engine.generate("The young lady", max_tokens=400, temperature=0.8, seed=1)
+        for _ in range(300):
+            next(stream)
+        view, kv = RunView.of(engine.telemetry, engine.describe()), engine.counters()["kv"]
+        kinds = view.slots.kinds
+        assert sum(kinds.values()) == kv["slots_used"]
+        assert 0 < kinds["double"] <= 2 * kv["double_slots"]
+        assert kinds["base"] == kv["base_slots"] > 0
+        stream.close()
+
+
 def test_the_board_shows_the_session_s_text_and_prompt(engine, tmp_path):
     lab = connect(engine)
     lab.generate("Once upon a time", max_tokens=60, repetition_penalty=1.1)
