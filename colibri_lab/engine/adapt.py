@@ -56,7 +56,10 @@ class BatchSize:
 
     def _look(self, batcher: Batcher) -> None:
         assert self._probe is not None
-        reading = self._reading = self._probe.read()
+        try:
+            reading = self._reading = self._probe.read()
+        except StopIteration:  # recorded readings have come to their end
+            return
         self.readings += 1
         if not batcher.running:
             return  # it tells of the rest before this step; the next one tells of work
@@ -64,7 +67,7 @@ class BatchSize:
         fullest = max(used, key=lambda name: used[name])
         share = used[fullest]
         self._quiet = self._quiet + 1 if share <= CALM else 0
-        held_back = len(batcher.running) > self.cap or bool(batcher.waiting or batcher.incoming)
+        held_back = len(batcher.running) + len(batcher.waiting) + len(batcher.incoming) > self.cap
         if share > FULL and self.cap > 1:
             self.halvings += 1
             self._change(self.cap // 2, f"{fullest} is {share:.0%} in use, above {FULL:.0%}", batcher)

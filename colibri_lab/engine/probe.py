@@ -14,15 +14,21 @@ from ..memory import memory_share
 @dataclass(frozen=True)
 class Reading:
     """Shares, 0 to 1. memory: in use; idle: of the cores' time since the last reading; device: of GPU memory in use,
-    None where none is read."""
+    None where none is read. ValueError for anything else."""
 
     memory: float
     idle: float
     device: float | None = None
 
+    def __post_init__(self) -> None:
+        for share in (self.memory, self.idle, self.device or 0.0):
+            if not 0 <= share <= 1:  # not a number, too
+                raise ValueError(f"a reading's shares lie between 0 and 1: {self}")
+
 
 class Probe(Protocol):
-    """Anything with `read()`: the machine, or readings that were recorded."""
+    """Anything with `read()`: the machine, or readings that were recorded, which may end with StopIteration: the batch
+    size stays as it is then."""
 
     def read(self) -> Reading: ...
 
@@ -59,7 +65,7 @@ class HostProbe:
 
     def _device_share(self) -> float | None:
         infos = [self._nvml.nvmlDeviceGetMemoryInfo(device) for device in self._devices]
-        return max((info.used / info.total for info in infos), default=None)
+        return max((min(1.0, info.used / max(1, info.total)) for info in infos), default=None)
 
 
 def _times() -> tuple[float, float]:

@@ -29,7 +29,7 @@ class Mine(HostProbe):
     def read(self) -> Reading:
         reading = dataclasses.replace(super().read(), idle=1.0)
         if self._own:
-            return dataclasses.replace(reading, memory=psutil.Process().memory_info().rss / self._limit)
+            return dataclasses.replace(reading, memory=min(1.0, psutil.Process().memory_info().rss / self._limit))
         return reading
 
 

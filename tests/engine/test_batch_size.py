@@ -157,6 +157,16 @@ def test_a_step_has_no_more_requests_than_the_cap(load: Load) -> None:
     assert engine.counters()["batch"]["halvings"] == 1 and engine.describe()["batch_follows"] is None
 
 
+def test_recorded_readings_may_end_and_wrong_ones_are_named(load: Load) -> None:
+    engine = load(max_batch_size=4, batch_adapt_interval_ms=1)
+    engine.watch(SimpleNamespace(read=iter([ROOMY, TIGHT]).__next__))
+    assert len(list(engine.generate_batch([[5, 6]] * 4, max_tokens=30))) == 120
+    assert engine.counters()["batch"]["readings"] == 2 and engine.counters()["batch"]["cap"] == 2
+    for wrong in ((float("nan"), 0.5), (1.2, 0.5), (0.5, -0.1), (0.5, 0.5, 7.0)):
+        with pytest.raises(ValueError, match="a reading's shares lie between 0 and 1"):
+            Reading(*wrong)
+
+
 def test_a_request_that_is_held_back_can_be_dropped(load: Load) -> None:
     engine = load(max_batch_size=4, batch_adapt_interval_ms=1)
     right = [t.id for t in load().generate([7, 8], max_tokens=30)]
