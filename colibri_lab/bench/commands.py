@@ -121,6 +121,7 @@ def paging_command(
     tokens: Annotated[int, typer.Option(min=1, help="written after each text's beginning; shapes: read")] = 96,
     rounds: Annotated[int, typer.Option(min=1, help="runs of each setting; medians of them")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="compute threads")] = 1,
+    engine_mode: Annotated[str, typer.Option(help="sync or async")] = "sync",
     text: Annotated[Path, typer.Option(help="folder of texts, one .txt for each domain")] = VALIDATION,
     json: Json = False,
 ) -> None:
@@ -134,7 +135,9 @@ def paging_command(
             return all_ if given == "all" else given.split(",")
 
         shares, ahead = _numbers("budgets", budgets), names(prefetchers, PREFETCH)
-        plan = paging.Plan(shares, names(policies, EVICTION), ahead, tokens, rounds, threads)
+        if engine_mode not in ("sync", "async"):
+            raise ValueError(f"--engine-mode {engine_mode!r} is neither sync nor async")
+        plan = paging.Plan(shares, names(policies, EVICTION), ahead, tokens, rounds, threads, engine_mode)
         return paging.run(text, plan, None if shape == ours.EMBEDDED else decode.shape_named(shape))
 
     finish(measure, json)

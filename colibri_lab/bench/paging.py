@@ -39,6 +39,7 @@ class Plan:
     tokens: int = 96
     rounds: int = 1
     threads: int = 1
+    mode: str = "sync"  # engine_mode of the runs under a budget
 
 
 @dataclass
@@ -89,7 +90,7 @@ def run(folder: Path, plan: Plan, shape: Shape | None = None) -> Result:
         for policy in plan.policies:
             _one_policy(result, plan, traffic, whole, (share, capacity, policy), best["belady_forced"], rate)
     result.notes.append(
-        f"{traffic.said}; {plan.threads} thread, {facts['expert_bytes'] // 1024} KiB an expert, "
+        f"{traffic.said}; {plan.mode}, {plan.threads} thread, {facts['expert_bytes'] // 1024} KiB an expert, "
         f"{'O_DIRECT' if facts['direct_io'] else 'buffered reads'}; every run said the same tokens"
     )
     result.notes.append("a wait's limit: bytes asked for over the disk's rate, less the compute they could hide behind")
@@ -118,7 +119,8 @@ def _one_policy(result: Result, plan: Plan, traffic: Traffic, whole: Run, where:
     plain: Run | None = None
     for prefetcher in plan.prefetchers:
         name = f"{share} %, {policy}, {prefetcher}"
-        runs = [_run(traffic, policy, prefetcher, capacity) for _ in range(plan.rounds)]
+        settings = {"eviction_policy": policy, "prefetcher": prefetcher, "engine_mode": plan.mode}
+        runs = [_run(traffic, capacity, **settings) for _ in range(plan.rounds)]
         for one in runs:
             if one.texts != whole.texts:
                 raise RuntimeError(f"{name}: other tokens than with all experts in memory")
@@ -164,8 +166,8 @@ def _reference(traffic: Traffic) -> tuple[Run, Accesses, dict[str, Any]]:
         return Run(engine.counters()["pager"], block, said), trace, facts
 
 
-def _run(traffic: Traffic, policy: str, prefetcher: str, capacity: int) -> Run:
-    with traffic.load(eviction_policy=policy, prefetcher=prefetcher) as engine:
+def _run(traffic: Traffic, capacity: int, **settings: Any) -> Run:
+    with traffic.load(**settings) as engine:
         engine.settings.expert_cache_bytes = capacity * engine.describe()["expert_bytes"]
         block, said = traffic.run(engine)
         return Run(engine.counters()["pager"], block, said)
