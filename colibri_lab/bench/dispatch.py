@@ -67,7 +67,10 @@ def dispatch(plan: Plan, chosen: list[list[list[int]]], dispatcher: Dispatcher, 
             groups = rings.deal(len(step), False)
             for layer in range(plan.layers):
                 for at, n in groups:
-                    while rings.holds(at) or rings.full(n):
+                    while rings.holds(at):
+                        rings.take()
+                    while rings.full(n):
+                        rings.stalls += 1
                         rings.take()
                     unit = Unit(layer, at, n)
                     unit.waves = dispatcher.split(step[at : at + n], plan.experts)
