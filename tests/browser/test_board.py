@@ -234,18 +234,49 @@ OVERLAPS = """() => {
 }"""
 
 
-def test_light_and_dark(board, tmp_path):
-    generate(board)
-    time.sleep(6)
+EVERYTHING = """import threading, colibri_lab
+settings = dict(engine_mode="async", prefetcher="next_gate", router="two_stage", router_audit=True, pin_after_tokens=6)
+settings |= dict(kv_cache_slot_size=16, expert_cache_bytes="4MiB", pace=40)
+engine = colibri_lab.load(colibri_lab.embedded_model(), **settings)
+lab = colibri_lab.connect(engine)
+lab"""
+OTHERS = """def also(prompt):
+    list(engine.generate(prompt, max_tokens=900, temperature=0.8, seed=1))
+for prompt in ("12 + 30 =", "def main", "The young lady"):
+    threading.Thread(target=also, args=(prompt,), daemon=True).start()
+lab.generate("Mr. Darcy was", max_tokens=900, temperature=0.8, seed=3)"""
+
+
+def test_everything_on_in_light_and_dark(page, server, request):
+    lab.open_notebook(page, server, server.notebook(f"{request.node.name}.ipynb", EVERYTHING, OTHERS))
+    lab.run_cell(page, 0)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    lab.run_cell(page, 1)
+    lab.until(lambda: lab.data(page, "state") == "generating", 10, "generation starts")
+    page.get_by_label("what colours the slots").select_option("sequence")
+    page.get_by_role("tab", name="Dispatch").click()
+    page.mouse.move(2, 2)
+    page.wait_for_timeout(7000)
+    assert page.locator("[role=tab]", has_text="off").count() == 0, "every system has something to show"
+    facts = page.locator(".cl-facts")
+    for tab, words in (
+        ("Router", "by certificate"),
+        ("KV cache", "slots taken in pairs"),
+        ("Dispatch", "reads hidden"),
+    ):
+        page.get_by_role("tab", name=tab).click()
+        lab.until(lambda words=words: words in facts.inner_text(), 2, words)
     colours = {}
     for theme in ("Light", "Dark"):
-        lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=5000)
-        board.wait_for_timeout(800)
+        lab.command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        page.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=5000)
+        page.wait_for_timeout(800)
         style = "(el) => [getComputedStyle(el).color, getComputedStyle(el.querySelector('.cl-card')).backgroundColor]"
-        colours[theme] = board.locator(lab.BOARD).evaluate(style)
-        shot(board, f"board_{theme.lower()}")
+        colours[theme] = page.locator(lab.BOARD).evaluate(style)
+        page.mouse.move(2, 2)
+        shot(page, f"board_{theme.lower()}")
     assert colours["Light"] != colours["Dark"]
+    assert lab.foreign(page) == []
 
 
 def test_a_recorded_run_plays_without_an_engine(page, server, request, tmp_path):
