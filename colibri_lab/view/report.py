@@ -33,13 +33,13 @@ class Figure:
         if name is not None and name not in PANELS:
             raise ValueError(f"no panel is named {name}: there are {', '.join(PANELS)}")
         self.html = figure(view) if name is None else _alone(PANELS[name](view))
-        self._of = name or "run"
+        self._words = "<Figure of a run>" if name is None else f"<Figure: {name}>"
 
     def _repr_html_(self) -> str:
         return self.html
 
     def __repr__(self) -> str:
-        return f"<Figure of a {self._of}>" if self._of == "run" else f"<Figure: {self._of}>"
+        return self._words
 
 
 PANELS: dict[str, Callable[[RunView], str]] = {system.name: partial(system_panel, system=system) for system in SYSTEMS}

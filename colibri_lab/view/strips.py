@@ -145,8 +145,7 @@ def said(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)[:WORDS]
     if "reason" in value:
-        changed = [f"{name} {value[name]}" for name in ("before", "after", "cap") if name in value]
-        return f"{', '.join(changed)}: {value['reason']}".lstrip(": ")[:WORDS]
-    return ", ".join(f"{k} {size(v) if k.endswith('_bytes') and isinstance(v, int) else v}" for k, v in value.items())[
-        :WORDS
-    ]
+        changed = ", ".join(f"{name} {value[name]}" for name in ("before", "after") if name in value)
+        return f"{changed}: {value['reason']}".lstrip(": ")[:WORDS]
+    sizes = {k: size(v) if k.endswith("_bytes") and isinstance(v, int) else v for k, v in value.items()}
+    return ", ".join(f"{name} {words}" for name, words in sizes.items())[:WORDS]
