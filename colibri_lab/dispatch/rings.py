@@ -79,17 +79,19 @@ class Rings(Generic[T]):
         return any(unit.at == at for ring in self._pair for unit in ring.units)
 
     def put(self, unit: T) -> None:
-        ring = self._pair[self._in]
+        ring, other = self._pair[self._in], self._pair[self._in ^ 1]
         ring.units.append(unit)
-        ring.fill += unit.n
+        ring.fill = fill = ring.fill + unit.n
+        share = fill / ring.size
+        ring.puts, ring.filled = ring.puts + 1, ring.filled + share
         self._in ^= 1
         self.units += 1
-        self.switches += len(ring.units) == 1 and len(self) > 1  # while the consumer is busy with the other
-        if ring.fill > self.fill_most:
-            self.fill_most = ring.fill
-        share = ring.fill / ring.size
-        ring.puts, ring.filled = ring.puts + 1, ring.filled + share
-        self.share_most = max(self.share_most, share)
+        if other.units:  # while the consumer is busy with the other
+            self.switches += 1
+        if share > self.share_most:
+            self.share_most = share
+        if fill > self.fill_most:
+            self.fill_most = fill
 
     def take(self) -> T:
         """The oldest unit."""

@@ -59,7 +59,8 @@ class Pipeline(Transformer):
             self.backend.embed(n)
             for layer, sparse in enumerate(self._sparse):
                 for at, count in groups:
-                    self._make_room(at, count)
+                    if len(groups) > 1:
+                        self._make_room(at, count)
                     self._produce(layer, sparse, at, count)
                 if sparse and self._early is not None:
                     self._look(self._early, layer, n)
@@ -113,7 +114,6 @@ class Pipeline(Transformer):
         else:
             self._enter("place")
             self.kv.place(layer, [-1] * n, at)
-        self._enter("dispatch")
         self.rings.put(unit)
         if self.pressed:
             raise KeyboardInterrupt
