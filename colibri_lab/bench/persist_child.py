@@ -34,13 +34,12 @@ class Memory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def now(self) -> dict[str, int]:
-        """Bytes."""
+    def now(self) -> None:
+        """Look once."""
         lines = Path("/proc/self/status").read_text().splitlines()
         found = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)
                  if name in self.peak}  # fmt: skip
         self.peak = {name: max(self.peak[name], value) for name, value in found.items()}
-        return found
 
     def _watch(self) -> None:
         while not self.stop.wait(EVERY):
@@ -119,11 +118,12 @@ class Child:
         return {"seconds": clock() - begin}
 
     def look(self) -> dict[str, Any]:
-        """Peaks so far, memory now, counters."""
+        """Peaks so far, counters, sizes."""
+        self.memory.now()
         c = self.engine.counters()
         facts = self.engine.describe()
         sizes = {name: facts[name] for name in ("expert_bytes", "resident_bytes")}
-        return {"now": self.memory.now(), "peak": self.memory.peak, **c, **sizes}
+        return {"peak": self.memory.peak, **c, **sizes}
 
     def settle(self) -> dict[str, Any]:
         """Wait until what was stored is on the disk."""
