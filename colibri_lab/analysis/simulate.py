@@ -52,8 +52,7 @@ def simulate(trace: Accesses, capacity: int, policy: str | Policy = "lru", room:
             for key in pins.next_token():
                 chosen.admit(key)
         for layer, rows in step:
-            pinned = len(pins.held) if pins else 0
-            for _, _, wanted in split(rows, min(room, capacity - pinned)):
+            for _, _, wanted in split(rows, min(room, capacity - (pins.most if pins else 0))):
                 cache.ask([layer * trace.experts + expert for expert in wanted], decode)
     return Counts(cache.hits, cache.faults, cache.evictions, cache.pin_hits)
 

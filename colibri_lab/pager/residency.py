@@ -73,7 +73,6 @@ class Residency:
             self.pin_events += 1
         else:
             self._policy.admit(key)
-        self._set_room()
         if self.on_page:
             kind = PageKind.PIN if pin else PageKind.UNPIN
             self.on_page(clock(), kind, *divmod(key, self.experts), self.frames.pages, 0, self.step)
@@ -139,10 +138,7 @@ class Residency:
                 self.frames.move(run, hole)
                 self._run[key] = hole
                 self.table[divmod(key, self.experts)] = self.frames.of(hole)
-        self._set_room()
+        pinned = self._pins.most if self._pins else 0  # they may be pinned between two waves of a layer
+        self._room = min(self._keep - pinned, max(self.top_k, WAVE // self.frames.run_bytes))
         self.frames.resize(capacity, {run for run in self._run if run >= 0})
         self.budget = min(budget, self.most)
-
-    def _set_room(self) -> None:
-        pinned = len(self._pins.held) if self._pins else 0
-        self._room = min(self._keep - pinned, max(self.top_k, WAVE // self.frames.run_bytes))

@@ -132,3 +132,14 @@ def test_the_check_can_fail_in_async_too(models: dict[str, Path]) -> None:
         with poisoned(), engine(models["mixtral"], engine_mode="async") as made:
             with pytest.raises(RequestError, match="not finite"):
                 bits(made)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_pins_between_two_waves_of_a_layer(mode: str, models: dict[str, Path]) -> None:
+    """A budget of a few experts, eight rows that need more, and pins on the way: every wave still finds room."""
+    right, _ = alone(models["tiny-moe"], "exact", "fp32", levels()[0], True)
+    how = {"pin_after_tokens": 2, "pin_max_share": 0.5, "engine_mode": mode, "threads": 1}
+    for experts in (4, 5, 6):
+        with poisoned(), engine(models["tiny-moe"], expert_cache_bytes=experts * 65536, **how) as made:
+            ours = together(made, list(range(8)))
+            assert [ours[i] for i in range(8)] == right and made.counters()["pager"]["pins"] > 0
