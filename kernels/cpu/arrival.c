@@ -101,7 +101,7 @@ static void merge_unit(void *arg, int unit, int thread) {
     (void)thread;
     for (int j = 0; j < c->n_jobs; j++)
         for (int i = c->jobs[j].first; i < c->jobs[j].first + c->jobs[j].rows; i++)
-            add_weighted(c->sum + (size_t)c->job_row[i] * hidden + from, c->partial + (size_t)i * hidden + from,
+            add_weighted(c->row_sum + (size_t)c->job_row[i] * hidden + from, c->partial + (size_t)i * hidden + from,
                          c->job_weight[i], width);
     if (s->finish) add_sums(c, s->n, from, width);
 }

@@ -32,6 +32,7 @@ typedef struct {
     Acts hidden, wide_hidden;    /* of the routed experts by (job, row), of a shared or dense network by row */
     float *qkv, *attended, *out; /* [R][...] */
     float *sum;                  /* [R][H] the layer's sum of experts */
+    float *row_sum;              /* of the running call's row 0: between two waves of a group another one may run */
     float *scores;               /* [threads][16][positions] */
     float *scratch;              /* [threads][2][scratch_len] */
     float **pointers;            /* [threads][2][R] */
@@ -152,6 +153,7 @@ static int64_t look_from(Context *c, int at, int n) {
     m->router_logits = all->router_logits + row * (size_t)m->experts;
     m->weights = all->weights + row * (size_t)m->top_k;
     m->experts_of_row = all->experts_of_row + row * (size_t)m->top_k;
+    c->row_sum = c->sum + row * (size_t)m->hidden;
     return OK;
 }
 

@@ -61,7 +61,7 @@ static void add_weighted(float *sum, const float *y, float weight, int n) {
 /* Lanes from.. of the rows' sums go to x. */
 static void add_sums(Context *c, int n, int from, int width) {
     for (int r = 0; r < n; r++) {
-        float *x = c->m.x + (size_t)r * c->m.hidden + from, *sum = c->sum + (size_t)r * c->m.hidden + from;
+        float *x = c->m.x + (size_t)r * c->m.hidden + from, *sum = c->row_sum + (size_t)r * c->m.hidden + from;
         for (int i = 0; i < width; i += 16) v_put(x, i, width, v_add(v_at(x, i, width), v_at(sum, i, width)));
     }
 }
@@ -81,7 +81,7 @@ static void down_unit(void *arg, int unit, int thread) {
             for (int i = 0; i < job->rows; i++) y[i] = scratch + (size_t)i * (last - first) * ROWS;
             matmul(&job->w->down, run_of(job, &job->w->down), first, last, job->hidden, y, job->rows, c->m.exact);
             for (int i = 0; i < job->rows; i++)
-                add_weighted(c->sum + (size_t)c->job_row[job->first + i] * hidden + from, y[i],
+                add_weighted(c->row_sum + (size_t)c->job_row[job->first + i] * hidden + from, y[i],
                              c->job_weight[job->first + i], width);
         }
         if (s->finish) add_sums(c, s->n, from, width);
@@ -177,7 +177,7 @@ EXPORT int64_t colibri_expert_ffn(Context *c, int l, int at, int n, int first, i
     if (!layer->has_dense && (failed = gather_experts(c, l, n, first, last, &coming))) return failed;
     if (first == 0) {
         if ((failed = settle(c, l, n))) return failed;
-        memset(c->sum, 0, (size_t)n * m->hidden * sizeof(float));
+        memset(c->row_sum, 0, (size_t)n * m->hidden * sizeof(float));
     }
     run_units(c, prepare_unit, &s, n, (int64_t)n * m->hidden * 4);
     if (layer->has_dense) gather_all(c, &layer->dense, NULL, &c->in, n);

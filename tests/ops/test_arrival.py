@@ -111,8 +111,8 @@ def test_groups_of_rows_give_the_bits_of_one_step(name: str) -> None:
         rows.kv_dst[:n] = [made.free.pop() for _ in range(n)]
         for at, count in ((0, 2), (2, 1), (3, 3)):
             made.backend.attn_router(layer, count, at)
-        for at, count in ((0, 2), (2, 1), (3, 3)):
-            for first, last in ((0, 2), (2, shape.experts)):
+        for first, last in ((0, 2), (2, shape.experts)):  # between two waves of a group the others have theirs
+            for at, count in ((0, 2), (2, 1), (3, 3)):
                 made.backend.expert_ffn(layer, count, first, last, at)
     rows.out_row[:n] = np.arange(n)
     made.backend.head(n)
