@@ -125,5 +125,6 @@ def test_any_shape(data):
     got, want = Bound(backend, shape, model=model), Bound(ReferenceBackend("exact"), shape, model=model)
     for step in STEPS:
         a, b = got.step(step), want.step(step)
-        assert np.abs(a - b).max() <= limit * max(np.abs(b).max(), 1)
+        rms = np.sqrt((want.rows.x[: len(step)] ** 2).mean(axis=1)).min()  # the norm of a small x enlarges its rounding
+        assert np.abs(a - b).max() <= limit * max(np.abs(b).max(), 1) * max(1, 0.05 / rms)
     backend.close()
