@@ -58,7 +58,19 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "changes": changes(parts, config),
         "prefetcher": policy_name(config.prefetcher or "none"),
         "eviction_policy": policy_name(config.eviction_policy),
+        "settings_given": given(config),
         **parts.host.describe(file.path),
+    }
+
+
+def given(config: Config) -> dict[str, Any]:
+    """The settings that differ from their defaults, without the paths: JSON values, objects by their name."""
+    plain = (type(None), bool, int, float, str)
+    values = {name: getattr(config, name) for name in Config.model_fields if not name.endswith("_path")}
+    return {
+        name: value if isinstance(value, plain) else policy_name(value)
+        for name, value in values.items()
+        if value != Config.model_fields[name].default
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from html import escape
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from colibri_lab.events import NO_EXPERT
-from colibri_lab.paths import file_to_write
 from colibri_lab.view import palette, svg
+from colibri_lab.view.export import write
 from colibri_lab.view.html import duration, grid, number, percent, size, table, words
 from colibri_lab.view.run import RunView
 from colibri_lab.view.system_svg import system_panel
@@ -63,21 +62,7 @@ def report(source: Any, path: str | os.PathLike[str], counters: Mapping[str, Map
     view = as_view(source)
     if counters is None and hasattr(source, "describe"):
         counters = source.counters()
-    target = file_to_write(path)
-    text = page(view, counters or {})
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return target
+    return write(path, page(view, counters or {}).encode())
 
 
 def as_view(source: Any) -> RunView:

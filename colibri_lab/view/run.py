@@ -11,6 +11,7 @@ from colibri_lab.view.gauges import Gauges
 from colibri_lab.view.history import Rows
 from colibri_lab.view.kv import SlotView
 from colibri_lab.view.prose import ProseView
+from colibri_lab.view.runs import Meter, Run
 from colibri_lab.view.timeline import Timeline
 
 NOTES = 64  # newest ones that are kept with their time
@@ -28,6 +29,7 @@ class RunView:
         self.timeline = Timeline()
         self.prose = ProseView(self.rows, layers, top_k)
         self.gauges = Gauges()
+        self.meter = Meter()
         self.facts: dict[str, Any] = {}
         self.notes: deque[tuple[str, Any, int]] = deque(maxlen=NOTES)
         self.events = self.missing = 0
@@ -69,11 +71,16 @@ class RunView:
         self.timeline.take(batch)
         self.prose.take(batch)
         self.gauges.take(batch)
+        self.meter.take(batch, self.gauges)
 
     def _restore(self, told: dict[str, Any], t_ns: int) -> None:
         if "resident" in told:
             self.experts.snapshot(t_ns, told["resident"], told["pinned"])
         self.slots.snapshot(t_ns, told["slots"], more="resident" not in told)
+
+    def keep(self, name: str) -> Run:
+        """The run since the last start, frozen. ValueError where nothing ran yet."""
+        return self.meter.keep(name, self.gauges, self.about)
 
     @property
     def prompt(self) -> str:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anywidget
 import traitlets
@@ -17,7 +17,7 @@ from colibri_lab.view.systems import described
 from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
-_SCRIPTS = "colours frame panel experts time slots latency prose tiles controls systems board".split()
+_SCRIPTS = "colours frame panel experts time slots latency prose tiles controls systems study compare board".split()
 _PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
 
 # a control that every board has: it changes the view, not the engine
@@ -32,6 +32,7 @@ WINDOW = {
 }
 WINDOW |= {"help": "how many tokens the expert map looks back"}
 State = dict[str, Any]
+Kept = TypeVar("Kept")
 
 
 class Board(anywidget.AnyWidget):
@@ -48,6 +49,7 @@ class Board(anywidget.AnyWidget):
     prose = traitlets.Bytes(b"").tag(sync=True)
     systems: Any = traitlets.List([]).tag(sync=True)
     controls: Any = traitlets.List([]).tag(sync=True)
+    study: Any = traitlets.Dict({}).tag(sync=True)
     can: Any = traitlets.List([]).tag(sync=True)
     prompt = traitlets.Unicode("").tag(sync=True)
     max_tokens = traitlets.Int(200).tag(sync=True)
@@ -89,6 +91,12 @@ class Board(anywidget.AnyWidget):
     def error(self) -> Exception | None:
         """What ended the ticker, if anything."""
         return self._ticker.error
+
+    def now(self, look: Callable[[RunView], Kept]) -> Kept:
+        """What `look` makes of the view with all events so far, while nothing changes it."""
+        with self._lock:
+            self.tick()
+            return look(self.view)
 
     def ask(self, prompt: str, max_tokens: int) -> None:
         """Shows a prompt in the box where a person types the next one."""

@@ -16,13 +16,14 @@ from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
 from colibri_lab.widgets.pictures import Pictures
 from colibri_lab.widgets.player import Player
+from colibri_lab.widgets.study import Study
 from colibri_lab.widgets.ticker import rate
 
 MIB = 1 << 20
 _open: weakref.WeakValueDictionary[object, Lab] = weakref.WeakValueDictionary()
 
 
-class Lab(Pictures):
+class Lab(Study, Pictures):
     """Shows an engine while it generates. path_or_engine: what Engine.load takes (the lab owns it then), or an Engine.
 
     The last line `lab` of a cell shows the board. hz: pictures a second, 1 to 10. overrides: keys for Engine.load,
@@ -71,7 +72,8 @@ class Lab(Pictures):
         """
         shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
         self.session.start(prompt, max_tokens=max_tokens, **sampling)
-        self.engine.telemetry.note("prompt", {"sequence": self.session.sequence, "text": shown[:2000]})
+        self.engine.telemetry.note("prompt", {"sequence": self.session.sequence, "text": shown[:2000],
+                                                  "sampling": {"max_tokens": max_tokens, **sampling}})  # fmt: skip
         self._limit, self._sampling = max_tokens, sampling
         self.board.ask(shown[:2000], max_tokens)
 
@@ -183,6 +185,8 @@ class Lab(Pictures):
 
     def _act(self, message: dict[str, Any]) -> None:
         what = message["do"]
+        if self.studied(message):
+            return
         if what == "start":
             self.generate(str(message["prompt"]), max(1, int(message["max_tokens"])), **self._sampling)
         elif what == "set" and message["name"] == "pace":

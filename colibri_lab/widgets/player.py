@@ -14,10 +14,11 @@ from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
 from colibri_lab.widgets.pictures import Pictures
+from colibri_lab.widgets.study import Study
 from colibri_lab.widgets.ticker import rate
 
 
-class Player(Pictures):
+class Player(Study, Pictures):
     """Shows a trace: first all of it, then, after play(), as it happened. speed 1 is the speed of the run."""
 
     def __init__(
@@ -123,6 +124,8 @@ class Player(Pictures):
 
     def _act(self, message: dict[str, Any]) -> None:
         what = message["do"]
+        if self.studied(message):
+            return
         if what in ("start", "resume"):
             self.play()
         elif what in ("pause", "stop"):

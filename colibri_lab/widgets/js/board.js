@@ -12,10 +12,11 @@ class Board {
     const [experts, time, prose] = [new ExpertsPanel(this), new TimePanel(this), new ProsePanel(this)];
     const [controls, slots, latency, systems] = [new ControlsPanel(this), new SlotsPanel(this), new LatencyPanel(this), new SystemsPanel(this)];
     this.controls = controls;
-    this.panels = [this.tiles, experts, time, prose, controls, slots, latency, systems];
+    this.study = new StudyPanel(this, [new ComparePage(this)]);
+    this.panels = [this.tiles, experts, time, prose, controls, slots, latency, systems, this.study];
     this.caption = h("div", {class: "cl-caption"}, h("b", null, "Colibri Lab"), h("span"));
     this.root.append(this.caption, this.banner, this.trouble, this.tiles.node, h("div", {class: "cl-grid"},
-      h("div", {class: "cl-col"}, experts.node, time.node, prose.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)), systems.node);
+      h("div", {class: "cl-col"}, experts.node, time.node, prose.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)), systems.node, this.study.node);
     el.append(this.root);
     this.watch();
     this.text();
@@ -36,7 +37,7 @@ class Board {
   }
   dispose() {
     this.off.forEach((stop) => stop());
-    this.size.disconnect(); this.themes.disconnect(); this.controls.dispose();
+    this.size.disconnect(); this.themes.disconnect(); this.controls.dispose(); this.study.dispose();
     cancelAnimationFrame(this.pending);
   }
   send(message) { this.model.send(message); }

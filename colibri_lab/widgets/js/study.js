@@ -1,0 +1,43 @@
+// A card of tabs for what one does with a run: the kernel sends its contents when they change, not with each frame.
+class StudyPanel {
+  constructor(board, pages) {
+    this.board = board; this.pages = pages; this.chosen = 0;
+    Object.assign(this, card("study", "Study"));
+    const id = Math.random().toString(36).slice(2);
+    this.tabs = pages.map((page, i) => {
+      const tab = h("button", {type: "button", role: "tab", id: `s${id}${i}`, "aria-controls": `q${id}${i}`}, page.title);
+      tab.addEventListener("click", () => this.choose(i));
+      tab.addEventListener("keydown", (e) => this.key(e, i));
+      Object.assign(page.node, {id: `q${id}${i}`});
+      page.node.setAttribute("role", "tabpanel");
+      page.node.setAttribute("aria-labelledby", tab.id);
+      return tab;
+    });
+    this.node.querySelector("b").replaceWith(h("div", {class: "cl-choice", role: "tablist", "aria-label": "study"}, ...this.tabs));
+    this.body.append(...pages.map((page) => page.node));
+    this.foot.remove();
+    board.model.on("change:study", this.changed = () => this.told());
+    this.told();
+    this.choose(0);
+  }
+  dispose() { this.board.model.off("change:study", this.changed); }
+  told() { for (const page of this.pages) page.told(this.board.model.get("study") || {}); }
+  choose(i) {
+    this.chosen = i;
+    this.tabs.forEach((tab, j) => { tab.setAttribute("aria-selected", i === j); tab.tabIndex = i === j ? 0 : -1; this.pages[j].node.hidden = i !== j; });
+    this.board.redraw();
+  }
+  key(e, i) {
+    const n = this.tabs.length, to = {ArrowLeft: (i + n - 1) % n, ArrowRight: (i + 1) % n, Home: 0, End: n - 1}[e.key];
+    if (to === undefined) return;
+    this.choose(to); this.tabs[to].focus();
+    e.preventDefault(); e.stopPropagation();
+  }
+  draw(f) { this.pages[this.chosen].draw(f); }
+}
+
+// keys typed into a field belong to it, not to the notebook around it
+function own(field) {
+  for (const kind of ["keydown", "keyup", "keypress"]) field.addEventListener(kind, (e) => e.stopPropagation());
+  return field;
+}
