@@ -42,28 +42,46 @@ def simulate(trace: Accesses, capacity: int, policy: str | Policy = "lru", room:
     layers = {layer for step in trace.steps for layer, _ in step}
     chosen = make_policy(policy, trace.experts, len(layers) * trace.top_k)
     pins = Pins(pin_after, pin_share, (max(layers, default=0) + 1) * trace.experts) if pin_after else None
-    if pins:
-        pins.limit(capacity, trace.top_k)
+    cache = Cache(trace.experts, trace.top_k, capacity, chosen, pins, room)
     split = Dispatcher(trace.experts, trace.top_k).split
-    cache = _Cache(chosen, capacity, pins)
     for i, step in enumerate(trace.steps):
-        decode = bool(trace.decode and trace.decode[i])
-        if pins and decode:
-            for key in pins.next_token():
-                chosen.admit(key)
-        for layer, rows in step:
-            for _, _, wanted in split(rows, min(room, capacity - (pins.most if pins else 0))):
-                cache.ask([layer * trace.experts + expert for expert in wanted], decode)
-    return Counts(cache.hits, cache.faults, cache.evictions, cache.pin_hits)
+        whole = [(layer, rows, split(rows, trace.experts)[0][2]) for layer, rows in step]
+        cache.step(whole, bool(trace.decode and trace.decode[i]))
+    return cache.counts
 
 
-class _Cache:
-    def __init__(self, policy: Policy, capacity: int, pins: Pins | None) -> None:
-        self._policy, self._capacity, self._pins = policy, capacity, pins
+class Cache:
+    """One cache of `capacity` experts under a policy, step by step; room: experts asked for at once, none: capacity."""
+
+    def __init__(self, experts: int, top_k: int, capacity: int, policy: Policy, pins: Pins | None = None,
+                 room: int | None = None) -> None:  # fmt: skip
+        self._experts, self._capacity, self._room = experts, capacity, room or capacity
+        self._split = Dispatcher(experts, top_k).split
+        self._policy, self._pins = policy, pins
+        if pins:
+            pins.limit(capacity, top_k)
         self._resident: set[int] = set()
         self.hits = self.faults = self.evictions = self.pin_hits = 0
 
-    def ask(self, keys: list[int], decode: bool) -> None:
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.hits, self.faults, self.evictions, self.pin_hits)
+
+    def step(self, layers: Sequence[tuple[int, list[list[int]], Sequence[int]]], decode: bool) -> None:
+        """A step of the engine: (layer, experts of each row [n][k], all of them together) of its sparse layers."""
+        if self._pins and decode:
+            for key in self._pins.next_token():
+                self._policy.admit(key)
+        room = min(self._room, self._capacity - (self._pins.most if self._pins else 0))
+        for layer, rows, together in layers:
+            first = layer * self._experts
+            if len(together) <= room:
+                self._ask([first + expert for expert in together], decode)
+                continue
+            for _, _, wanted in self._split(rows, room):
+                self._ask([first + expert for expert in wanted], decode)
+
+    def _ask(self, keys: list[int], decode: bool) -> None:
         policy, resident, pins = self._policy, self._resident, self._pins
         missing = [key for key in keys if key not in resident]
         for key in keys:

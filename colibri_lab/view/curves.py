@@ -12,14 +12,19 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 640.0, 240.0, 46.0, 34.0
 
 
 class Curves:
-    """y of each named line at the places `x`, both growing from 0; y is a share, written in per cent."""
+    """y of each named line at the places `x`, both growing from 0; y is a share, written in per cent.
 
-    def __init__(self, title: str, x_name: str, x: Sequence[float], lines: Mapping[str, Sequence[float]]) -> None:
+    mark: (x, y, words) of one place that stands out.
+    """
+
+    def __init__(self, title: str, x_name: str, x: Sequence[float], lines: Mapping[str, Sequence[float]],
+                 mark: tuple[float, float, str] | None = None) -> None:  # fmt: skip
         for name, values in lines.items():
             if len(values) != len(x):
                 raise ValueError(f"{name}: {len(values)} values for {len(x)} places")
         self.title, self.x_name, self.x = title, x_name, list(x)
         self.lines = {name: list(values) for name, values in lines.items()}
+        self.mark = mark
 
     def _repr_html_(self) -> str:
         most_x = max(self.x, default=1.0) or 1.0
@@ -44,7 +49,14 @@ class Curves:
             )
             parts.append(f"<polyline fill='none' stroke='{colour}' stroke-width='2'{dash} points='{points}'/>")
             keys.append((f"{name} {100 * values[middle]:.1f} % at {self.x[middle]:g}" if values else name, colour))
-        label = escape(f"{self.title}: {', '.join(self.lines)} over {self.x_name}", True)
+        words = ""
+        if self.mark and self.lines:
+            x, y = LEFT + (WIDTH - LEFT - 12) * self.mark[0] / most_x, HEIGHT - BOTTOM
+            up = (HEIGHT - BOTTOM - 8) * self.mark[1] / most_y
+            words, colour, style = self.mark[2], palette.MARK, "fill='none' stroke-width='3'"
+            parts.append(f"<circle cx='{x:.4g}' cy='{y - up:.4g}' r='6' stroke='{colour}' {style}/>")
+            keys.append((f"○ {words}", colour))
+        label = escape(f"{self.title}: {', '.join(self.lines)} over {self.x_name}. {words}".rstrip(". "), True)
         image = f"<svg viewBox='0 0 {WIDTH:g} {HEIGHT:g}' role='img' aria-label='{label}'>{''.join(parts)}</svg>"
         return f"<div class='clr'><style>{STYLE}</style>{panel(self.title, self.x_name, image, keys)}</div>"
 

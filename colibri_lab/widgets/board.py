@@ -17,7 +17,9 @@ from colibri_lab.view.systems import described
 from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
-_SCRIPTS = "colours frame panel experts time slots latency prose tiles controls systems study compare board".split()
+_SCRIPTS = "colours frame panel experts time slots latency prose tiles controls systems".split()
+_SCRIPTS += "study compare whatif board".split()
+_WATCHED_S = 6.0
 _PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
 
 # a control that every board has: it changes the view, not the engine
@@ -40,7 +42,7 @@ class Board(anywidget.AnyWidget):
 
     feed(): takes new events into the view, returns how many. state(): what the picture says beside the view's figures.
     act(message): what a person did, {"do": "start" | "pause" | "resume" | "stop" | "set", ...}; runs on the kernel's
-    main thread, what it raises is shown on the board.
+    main thread, what it raises is shown on the board. aside(): work for a page that is looked at, with every tick.
     """
 
     _esm = "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
@@ -50,6 +52,7 @@ class Board(anywidget.AnyWidget):
     systems: Any = traitlets.List([]).tag(sync=True)
     controls: Any = traitlets.List([]).tag(sync=True)
     study: Any = traitlets.Dict({}).tag(sync=True)
+    whatif: Any = traitlets.Dict({}).tag(sync=True)
     can: Any = traitlets.List([]).tag(sync=True)
     prompt = traitlets.Unicode("").tag(sync=True)
     max_tokens = traitlets.Int(200).tag(sync=True)
@@ -61,6 +64,7 @@ class Board(anywidget.AnyWidget):
         state: Callable[[], State],
         act: Callable[[State], None],
         hz: float = 8,
+        aside: Callable[[], None] | None = None,
         **traits: Any,
     ) -> None:
         hz = rate(hz)  # before there is a widget that would have to go again
@@ -69,6 +73,7 @@ class Board(anywidget.AnyWidget):
         self.updates = 0
         self._next: RunView | None = None
         self._feed, self._state, self._act = feed, state, act
+        self._aside, self._watched = aside, -_WATCHED_S
         self._lock = threading.RLock()
         self._said: State | None = None
         self._sent = (-2, -1)  # sequence and position of the last piece of text that was sent
@@ -111,6 +116,8 @@ class Board(anywidget.AnyWidget):
         """Draws what is new, if anything; True where something was sent. Any thread."""
         with self._lock:
             new, state = self._feed(), self._state()
+            if self._aside is not None and time.monotonic() - self._watched < _WATCHED_S:
+                self._aside()
             if self._next is not None:
                 self.view, self._next, self._stale, self._sent = self._next, None, True, (-2, -1)
             if self._trouble and not state.get("error"):
@@ -135,6 +142,9 @@ class Board(anywidget.AnyWidget):
 
     def _message(self, _: Any, content: State, __: Any) -> None:
         what = content.get("do")
+        if what == "watch":  # a page shows what is worked out aside, as it says every other second
+            self._watched = time.monotonic()
+            return
         with self._lock:
             self._trouble = ""
             if what == "hello":  # a page was opened, or it missed a piece of text

@@ -48,6 +48,7 @@ class Lab(Study, Pictures):
         self.engine.snapshot()  # it may have run before
         about = self._about
         self.view = RunView(about["layers"], about["experts"], about["top_k"], about)
+        self.source = self.engine.telemetry
         self._limit: int | None = None
         self._sampling: dict[str, Any] = {}
         can = ["start", "pause", "stop", "prompt"]
@@ -60,6 +61,7 @@ class Lab(Study, Pictures):
             controls=_controls(about),
             can=can,
             prompt="Once upon a time",
+            aside=self.look_aside,
         )
         _open[key] = self
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from colibri_lab.telemetry import replay
+from colibri_lab.telemetry import ReplaySource, replay
 from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
@@ -28,7 +28,7 @@ class Player(Study, Pictures):
         bundle: Callable[[Board, str, str], dict[str, Any]],
     ) -> None:
         hz = rate(hz)
-        self.source = replay(path)
+        self.source: ReplaySource = replay(path)
         self.speed = 1.0
         self._bundle = bundle
         self._about = self.source.engine | {name: getattr(self.source, name) for name in ("layers", "experts", "top_k")}
@@ -40,7 +40,8 @@ class Player(Study, Pictures):
         self.view.drain(self.source, self._cursor)
         speed = {"name": "speed", "label": "speed", "unit": "x", "min": 0.25, "max": 8, "step": 0.25, "scale": 1}
         can = ["start", "pause", "stop"]
-        self.board = Board(self.view, self._feed, self._state, self._act, hz, controls=[speed, WINDOW], can=can)
+        self.board = Board(self.view, self._feed, self._state, self._act, hz, self.look_aside,
+                           controls=[speed, WINDOW], can=can)  # fmt: skip
 
     def _fresh(self) -> RunView:
         self._cursor = self.source.cursor()

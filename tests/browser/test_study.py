@@ -22,25 +22,24 @@ def board(page, server, request):
     assert lab.foreign(page) == []
 
 
-def run_to_its_end(page) -> None:
-    before = int(lab.data(page, "updates"))
-    button(page, "Start").click()
-    lab.until(lambda: int(lab.data(page, "updates")) > before, 5, "generation starts")
-    lab.until(lambda: page.locator(".cl-tile-state span").inner_text() == "60 of 60 tokens", 20, "60 tokens")
-    lab.until(lambda: lab.data(page, "state") == "idle", 20, "generation ends")
+def ended(page, runs: int) -> None:
+    """Waits until so many runs of 60 tokens are over and shown; the first token of each comes from its prompt."""
+    decoded = page.locator(".cl-latency .cl-sub")
+    lab.until(lambda: decoded.inner_text().endswith(f" {59 * runs} tokens"), 20, f"{runs} runs")
+    lab.until(lambda: lab.data(page, "state") == "idle", 5, "generation ends")
 
 
 def test_keep_change_keep_and_compare(board):
     keep = board.get_by_role("button", name="Keep this run")
     assert keep.is_disabled()
     lab.run_cell(board, 2)
-    lab.ran(board, 2)
-    lab.until(lambda: lab.data(board, "state") == "idle", 20, "generation ends")
+    ended(board, 1)
     keep.click()
     table = board.locator(".cl-compare table")
     lab.until(lambda: "tokens/s" in table.inner_text(), 2, "A is shown")
     board.get_by_label("experts in memory").press("Home")
-    run_to_its_end(board)
+    button(board, "Start").click()
+    ended(board, 2)
     name = board.locator(".cl-keep input")
     name.fill("two experts")
     name.press("Enter")
@@ -56,3 +55,30 @@ def test_keep_change_keep_and_compare(board):
     lab.until(lambda: board.locator(".cl-picks").is_hidden(), 2, "one is left")
     lab.run_cell(board, 3)
     board.get_by_text("<kept runs: two experts: ").wait_for(timeout=10_000)
+
+
+def test_what_if_curves_move_and_mark_the_engine(board):
+    board.get_by_role("tab", name="What if").click()
+    say = board.locator(".cl-whatif .cl-say")
+    assert "Start a run" in say.inner_text()
+    lab.run_cell(board, 2)
+    lab.until(lambda: "of the run" in say.inner_text(), 10, "steps are counted")
+    facts = board.locator(".cl-whatif .cl-facts")
+    lab.until(lambda: "lfru" in facts.inner_text(), 10, "rates are there")
+    lab.until(lambda: "Belady" in facts.inner_text() and "worked out" not in say.inner_text(), 30, "all is worked out")
+    lines = dict(row.split("\n") for row in facts.locator("div").all_inner_texts())
+    assert lines["engine (lfru)"] == lines["lfru"] and lines["at the budget now"] == "64 experts"
+    assert float(lines["Belady"][:-2]) > float(lines["lfru"][:-2])
+    board.locator(".cl-whatif canvas").focus()
+    board.keyboard.press("ArrowLeft")
+    lab.until(lambda: "64 experts in memory, 50 %" in say.inner_text(), 2, "the budget now in words")
+    board.keyboard.press("ArrowLeft")
+    lab.until(lambda: "51 experts in memory, 39.8" in say.inner_text(), 2, "another budget in words")
+    shot(board, "whatif")
+    board.keyboard.press("Escape")
+    picture = "(canvas) => canvas.toDataURL()"
+    lab.until(lambda: "of the run" in say.inner_text(), 2, "nothing is pointed at")
+    first = board.locator(".cl-whatif canvas").evaluate(picture)
+    button(board, "Start").click()
+    ended(board, 2)
+    lab.until(lambda: board.locator(".cl-whatif canvas").evaluate(picture) != first, 5, "the curves move")

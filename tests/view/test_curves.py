@@ -29,3 +29,10 @@ def test_wrong_lengths_and_nothing() -> None:
     with pytest.raises(ValueError, match="lru: 1 values for 2 places"):
         Curves("a", "b", [1, 2], {"lru": [0.1]})
     assert "<svg" in Curves("a", "b", [], {})._repr_html_()
+
+
+def test_a_place_is_marked():
+    html = Curves(
+        "Hits", "budget", [10, 50, 100], {"lru": [0.2, 0.5, 0.8]}, (50, 0.45, "engine now: 45.0 %")
+    )._repr_html_()
+    assert html.count("<circle") == 1 and html.count("engine now: 45.0 %") == 2

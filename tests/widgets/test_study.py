@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import pytest
 
 from colibri_lab.engine.engine import Engine
@@ -75,3 +78,42 @@ def test_a_recorded_run_is_kept_the_same(lab, tmp_path):
         assert player.keep("A") == live
         press(player, do="keep", name="again")
         assert player.compare().same
+
+
+def test_what_if_says_the_engine_s_own_rate(lab):
+    assert "<svg" in lab.whatif._repr_html_() and not lab.whatif.lines
+    generate(lab)
+    made, pager = lab.whatif, lab.engine.counters()["pager"]
+    rate = pager["hits"] / (pager["hits"] + pager["faults"])
+    assert made.mark[:2] == (50.0, rate)
+    at = made.x.index(50.0)
+    assert made.lines["lru"][at] == rate
+    assert made.lines["Belady"][at] > made.lines["Belady, must keep what it reads"][at] > rate
+    assert f"engine now: {100 * rate:.1f} %" in made._repr_html_()
+
+
+def test_what_if_is_worked_out_only_while_somebody_looks(lab):
+    generate(lab)
+    assert lab.board.whatif == {}
+    press(lab, do="watch")
+    end = time.monotonic() + 20
+    while lab.board.whatif.get("behind") != 0 or None in lab.board.whatif["lines"]["Belady"]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    told = lab.board.whatif
+    pager = lab.engine.counters()["pager"]
+    assert told["rate"] == round(pager["hits"] / (pager["hits"] + pager["faults"]), 4)
+    assert told["lines"]["lru"][told["now"]] == told["rate"] and told["experts"][told["now"]] == 64
+    assert len(json.dumps(told)) < 2000
+    lab.set("expert_cache_bytes", "3MiB")
+    until = time.monotonic() + 10
+    while lab.board.whatif["experts"][lab.board.whatif["now"]] != 48 or lab.board.whatif["behind"]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_what_if_of_a_recorded_run(lab, tmp_path):
+    with lab.record(tmp_path / "trace.jsonl"):
+        generate(lab)
+    with replay(tmp_path / "trace.jsonl") as player:
+        assert player.whatif.lines == lab.whatif.lines and player.whatif.mark == lab.whatif.mark

@@ -17,14 +17,18 @@ class StudyPanel {
     this.body.append(...pages.map((page) => page.node));
     this.foot.remove();
     board.model.on("change:study", this.changed = () => this.told());
+    this.timer = setInterval(() => this.watch(), 2000);
     this.told();
     this.choose(0);
   }
-  dispose() { this.board.model.off("change:study", this.changed); }
+  // work that is only done while somebody looks
+  watch() { if (this.pages[this.chosen].watched && this.board.live && !document.hidden && this.node.offsetWidth) this.board.send({do: "watch"}); }
+  dispose() { clearInterval(this.timer); for (const page of this.pages) if (page.dispose) page.dispose(); this.board.model.off("change:study", this.changed); }
   told() { for (const page of this.pages) page.told(this.board.model.get("study") || {}); }
   choose(i) {
     this.chosen = i;
     this.tabs.forEach((tab, j) => { tab.setAttribute("aria-selected", i === j); tab.tabIndex = i === j ? 0 : -1; this.pages[j].node.hidden = i !== j; });
+    this.watch();
     this.board.redraw();
   }
   key(e, i) {
