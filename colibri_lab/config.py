@@ -34,10 +34,10 @@ OBJECTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def key(default: Any, description: str, *, section: str, unit: str = "", live: bool = False, **more: Any) -> Any:
-    """One key. `built` lists the values that this version can honour; without it all values of the type are."""
+    """One key. `built` lists the values that this version can honour; without it all values of the type are. `options`:
+    names to choose from where the type says nothing of them."""
     extra: dict[str, Any] = {"section": section, "unit": unit, "live": live}
-    if "built" in more:
-        extra["built"] = more.pop("built")
+    extra |= {fact: more.pop(fact) for fact in ("built", "options") if fact in more}
     return Field(default, description=description, json_schema_extra=extra, **more)
 
 
@@ -109,6 +109,7 @@ class Config(BaseModel):
         "which expert leaves a full cache: lru, lfu, lfru, slru, least_stale or a Policy object; "
         "a new one in a running engine begins without history",
         section="pager",
+        options=[*EVICTION],
         live=True,
     )
     prefetcher: Any = key(
@@ -117,6 +118,7 @@ class Config(BaseModel):
         "next_gate+history (most trusted first), or a Prefetcher object; a new one in a running engine begins "
         "without history",
         section="pager",
+        options=[*PREFETCH, "next_gate+history"],
         live=True,
     )
     expert_prefetch_pages: int | None = key(

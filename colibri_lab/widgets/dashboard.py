@@ -18,6 +18,7 @@ from colibri_lab.widgets.pictures import Pictures
 from colibri_lab.widgets.player import Player
 from colibri_lab.widgets.study import Study
 from colibri_lab.widgets.ticker import rate
+from colibri_lab.widgets.tuner import Tuner
 
 MIB = 1 << 20
 _open: weakref.WeakValueDictionary[object, Lab] = weakref.WeakValueDictionary()
@@ -51,6 +52,7 @@ class Lab(Study, Pictures):
         self.source = self.engine.telemetry
         self._limit: int | None = None
         self._sampling: dict[str, Any] = {}
+        self.tuner = Tuner(self.engine.settings, about, self.set)
         can = ["start", "pause", "stop", "prompt"]
         self.board = Board(
             self.view,
@@ -62,6 +64,7 @@ class Lab(Study, Pictures):
             can=can,
             prompt="Once upon a time",
             aside=self.look_aside,
+            tuner=self.tuner.described(),
         )
         _open[key] = self
 
@@ -178,6 +181,8 @@ class Lab(Study, Pictures):
             "made": len(session.tokens),
             "max_tokens": self._limit,
             "error": None if error is None else f"{type(error).__name__}: {error}",
+            "tuned": self.tuner.values(budget),
+            "wrong": self.tuner.wrong,
             "settings": {
                 "expert_cache_bytes": budget,
                 "pace": self.engine.settings.pace or 0,
@@ -191,6 +196,8 @@ class Lab(Study, Pictures):
             return
         if what == "start":
             self.generate(str(message["prompt"]), max(1, int(message["max_tokens"])), **self._sampling)
+        elif what == "tune":
+            self.tuner.write(str(message["name"]), str(message["value"]))
         elif what == "set" and message["name"] == "pace":
             self.set("pace", float(message["value"]) or None)
         elif what == "set" and message["name"] == "expert_cache_bytes":

@@ -7,12 +7,13 @@ import pytest
 from tests.browser import lab
 from tests.browser.test_board import ASK, IMPORT, SHOW, button, shot
 
+SAID = "print([lab.engine.settings.prefill_chunk, lab.engine.settings.eviction_policy])"
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 
 @pytest.fixture()
 def board(page, server, request):
-    cells = [IMPORT.replace("pace=40", "pace=None"), SHOW, ASK.replace("900", "60"), "print(lab.runs, lab.error)"]
+    cells = [IMPORT.replace("pace=40", "pace=None"), SHOW, ASK.replace("900", "60"), "print(lab.runs, lab.error)", SAID]
     lab.open_notebook(page, server, server.notebook(f"study_{request.node.name}.ipynb", *cells))
     for cell in (0, 1):
         lab.run_cell(page, cell)
@@ -82,3 +83,32 @@ def test_what_if_curves_move_and_mark_the_engine(board):
     button(board, "Start").click()
     ended(board, 2)
     lab.until(lambda: board.locator(".cl-whatif canvas").evaluate(picture) != first, 5, "the curves move")
+
+
+def test_the_tuner_by_keyboard(board):
+    board.get_by_role("tab", name="Compare").focus()
+    board.keyboard.press("End")
+    chunk, policy = board.get_by_label("prefill chunk"), board.get_by_label("eviction policy")
+    lab.until(lambda: chunk.input_value() == "64" and policy.input_value() == "lfru", 3, "the engine's values")
+    chunk.focus()
+    board.keyboard.press("Control+A")
+    board.keyboard.type("4097")
+    board.keyboard.press("Enter")
+    wrong = board.locator(".cl-wrong:not([hidden])")
+    assert lab.until(lambda: wrong.count() == 1, 2, "the refusal") < 1
+    assert "prefill_chunk" in wrong.inner_text() and chunk.get_attribute("aria-invalid") == "true"
+    shot(board, "tuner")
+    board.keyboard.press("Control+A")
+    board.keyboard.type("32")
+    board.keyboard.press("Enter")
+    assert lab.until(lambda: wrong.count() == 0, 2, "it is taken") < 1
+    policy.focus()
+    board.keyboard.type("slru")
+    lab.until(lambda: policy.input_value() == "slru", 2, "chosen by its letters")
+    budget = board.get_by_label("expert cache")
+    budget.fill("1 MiB")
+    budget.press("Enter")
+    memory = board.locator(".cl-tile-memory span")
+    assert lab.until(lambda: memory.inner_text() == "of 1.00 MiB", 2, "the engine's own budget") < 1
+    lab.run_cell(board, 4)
+    board.get_by_text("[32, 'slru']").wait_for(timeout=10_000)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from colibri_lab.config import Config
 from colibri_lab.events import PageKind, Phase, SequenceKind, SlotKind
 from colibri_lab.telemetry import Telemetry
 
@@ -28,7 +29,9 @@ class FakeEngine:
         self.layers, self.experts, self.top_k, self.expert_bytes = layers, experts, top_k, expert_bytes
         self.telemetry = Telemetry(layers, experts, top_k)
         self.slots, self.slot_size, self.rate = slots, slot_size, rate
-        self.settings = SimpleNamespace(expert_cache_bytes=layers * experts * expert_bytes // 2, pace=None)
+        live = {name: Config.model_fields[name].default for name in Config.live_keys()}
+        live["expert_cache_bytes"] = layers * experts * expert_bytes // 2
+        self.settings = SimpleNamespace(**live)
         self.rng = np.random.default_rng(seed)
         zipf = 1.0 / np.arange(1, experts + 1) ** 1.1
         self.odds = np.stack([self.rng.permutation(zipf / zipf.sum()) for _ in range(layers)])

@@ -12,7 +12,7 @@ class Board {
     const [experts, time, prose] = [new ExpertsPanel(this), new TimePanel(this), new ProsePanel(this)];
     const [controls, slots, latency, systems] = [new ControlsPanel(this), new SlotsPanel(this), new LatencyPanel(this), new SystemsPanel(this)];
     this.controls = controls;
-    this.study = new StudyPanel(this, [new ComparePage(this), new WhatIfPage(this)]);
+    this.study = new StudyPanel(this, [new ComparePage(this), new WhatIfPage(this), new TunerPage(this)]);
     this.panels = [this.tiles, experts, time, prose, controls, slots, latency, systems, this.study];
     this.caption = h("div", {class: "cl-caption"}, h("b", null, "Colibri Lab"), h("span"));
     this.root.append(this.caption, this.banner, this.trouble, this.tiles.node, h("div", {class: "cl-grid"},

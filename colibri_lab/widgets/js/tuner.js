@@ -1,0 +1,40 @@
+// Every live setting as a control; what there is comes from the config's schema (widgets/tuner.py).
+class TunerPage {
+  constructor(board) {
+    this.board = board; this.title = "Tuner"; this.fields = new Map();
+    const all = board.model.get("tuner") || {}, id = Math.random().toString(36).slice(2);
+    const rows = (all.live || []).map((item) => this.row(item, `${id}${item.name}`));
+    const fixed = h("dl", {class: "cl-facts"}, ...(all.fixed || []).map(([name, value, help]) => h("div", {title: help}, h("dt", null, name), h("dd", null, value))));
+    this.node = h("div", {class: "cl-tuner"}, ...(rows.length ? [h("div", {class: "cl-tune"}, ...rows),
+      h("details", null, h("summary", null, `${many(all.fixed.length, "setting")} need a new engine: load it with them`), fixed)]
+      : [h("p", {class: "cl-off"}, "A recorded run has no settings to change.")]));
+  }
+  row(item, id) {
+    const list = item.options.map((name) => h("option", {value: name}, name));
+    const field = own(list.length ? h("select", {id, "aria-describedby": `${id}h`}, ...list) : h("input", {id, "aria-describedby": `${id}h`, autocomplete: "off", spellcheck: "false"}));
+    const wrong = h("span", {class: "cl-wrong", role: "alert"});
+    field.addEventListener("change", () => { field.dataset.sent = "1"; this.board.send({do: "tune", name: item.name, value: field.value}); });
+    if (!list.length) field.addEventListener("keydown", (e) => { if (e.key === "Escape") { field.value = field.dataset.value; field.blur(); } });
+    this.fields.set(item.name, {field, wrong, item});
+    const about = [item.unit, item.range, `default ${item.default}`].filter(Boolean).join(" · ");
+    return h("div", {class: "cl-setting"}, h("label", {for: id, title: item.name}, item.label), field, h("small", {id: `${id}h`, title: item.help}, about), wrong);
+  }
+  told() {}
+  draw(f) {
+    for (const [name, {field, wrong}] of this.fields) {
+      const value = (f.tuned || {})[name], said = (f.wrong || {})[name] || "";
+      field.disabled = !this.board.live;
+      put(wrong, said);
+      wrong.hidden = !said;
+      field.setAttribute("aria-invalid", said ? "true" : "false");
+      if (value === undefined) continue;
+      // what a hand is writing stays; so does what was refused, beside the reason
+      const writing = document.activeElement === field && field.tagName === "INPUT" && field.value !== field.dataset.value;
+      if (said || (writing && !field.dataset.sent)) continue;
+      if (field.tagName === "SELECT" && ![...field.options].some((option) => option.value === value)) field.append(h("option", {value}, value));
+      if (field.dataset.value !== value || field.value !== value) field.value = value;
+      field.dataset.value = value;
+      delete field.dataset.sent;
+    }
+  }
+}
