@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.browser import lab
-from tests.browser.test_board import ASK, IMPORT, SHOW, button, shot
+from tests.browser.test_board import ASK, IMPORT, OVERLAPS, SHOW, button, shot
 
 SAID = "print([lab.engine.settings.prefill_chunk, lab.engine.settings.eviction_policy])"
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -112,3 +112,24 @@ def test_the_tuner_by_keyboard(board):
     assert lab.until(lambda: memory.inner_text() == "of 1.00 MiB", 2, "the engine's own budget") < 1
     lab.run_cell(board, 4)
     board.get_by_text("[32, 'slru']").wait_for(timeout=10_000)
+
+
+@pytest.mark.parametrize("width", [1000, 500])  # 500: a window of 1000 pixels at 200 %
+def test_nothing_overlaps_on_a_small_screen(board, width):
+    lab.run_cell(board, 2)
+    ended(board, 1)
+    for name in ("A", "a run with a name of forty characters xx"):
+        board.locator(".cl-keep input").fill(name)
+        board.get_by_role("button", name="Keep this run").click()
+    board.locator(lab.BOARD).evaluate("(board, width) => { board.style.width = width + 'px' }", width)
+    card = ".cl-study th, .cl-study td, .cl-study small, .cl-keep button, .cl-study label, .cl-study input, "
+    card += ".cl-study select, .cl-wrong, .cl-verdict, "
+    for theme in ("Light", "Dark"):
+        lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=5000)
+        for tab in ("Compare", "What if", "Tuner"):
+            board.get_by_role("tab", name=tab).click()
+            board.wait_for_timeout(1500 if tab == "What if" else 300)
+            looked = OVERLAPS.replace('querySelectorAll("', f'querySelectorAll("{card}')
+            assert board.evaluate(looked) == [], tab
+            shot(board, f"study_{width}_{theme.lower()}_{tab.lower().replace(' ', '_')}")
