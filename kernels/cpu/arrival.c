@@ -85,6 +85,7 @@ static void arrival_unit(void *arg, int unit, int thread) {
     }
     if (begin) a->waited[thread] += now_ns(CLOCK_MONOTONIC) - begin;
     if (atomic_load(&a->lost)) return;
+    sched_yield(); /* a reader that wants to begin its next piece would else wait out this thread's slice, some ms */
     const Job *job = &a->c->jobs[part.job];
     if (part.down) down_part(a->c, job, a->down_parts, part.part, thread);
     else {

@@ -1,6 +1,7 @@
 /* Our own thread pool: the caller works too, units are claimed one by one, idle workers spin a little and then sleep.
    A preempted worker delays only the unit it holds. Units must not care which thread runs them, or when. */
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
