@@ -77,11 +77,11 @@ class _Track:
     pieces: dict[int, str] = field(default_factory=dict)
 
     def take(self, rows: np.ndarray) -> None:
-        prompt = rows["phase"] == Phase.PREFILL
-        self.prompt_rows += int(prompt.sum())
-        self.prompt_ns += int(rows["latency_ns"][prompt].sum())
+        prompt = rows["latency_ns"][rows["phase"] == Phase.PREFILL].tolist()  # few rows: lists are quicker than arrays
+        self.prompt_rows += len(prompt)
+        self.prompt_ns += sum(prompt)
         for name in _SUMS:
-            self.sums[name] += int(rows[name].sum(dtype="u8"))
+            self.sums[name] += sum(rows[name].tolist())
         sampled = rows[rows["token"] >= 0]
         if len(sampled):
             self.first_ns = self.first_ns or int(sampled["t_ns"][0])
@@ -122,8 +122,9 @@ class Meter:
                 self._running.discard(sequence)
         rows = batch.tokens
         self._rows.append(_latencies(rows))
-        for sequence in np.unique(rows["sequence"]).tolist() if len(rows) else ():
-            self._track(sequence).take(rows[rows["sequence"] == sequence])
+        ran = set(rows["sequence"].tolist())
+        for sequence in ran:
+            self._track(sequence).take(rows if len(ran) == 1 else rows[rows["sequence"] == sequence])
         for sequence, position, piece in batch.texts:
             pieces = self._track(sequence).pieces
             if len(pieces) < PIECES:
@@ -133,8 +134,9 @@ class Meter:
                 known.pop(old, None)
         if self.first != before:
             self._base = None
-        if self.first != before or len(batch.gauges) or len(batch.sequences):
-            self._begin(gauges)
+        start = self._tracks[self.first].start_ns if self.first in self._tracks else 0
+        if start and (self.first != before or len(batch.sequences) or (batch.gauges["t_ns"][:1] <= start).any()):
+            self._begin(start, gauges)
 
     def _note(self, key: str, value: Any, t: int) -> None:
         if not isinstance(value, dict):
@@ -151,11 +153,10 @@ class Meter:
     def _track(self, sequence: int) -> _Track:
         return self._tracks.setdefault(sequence, _Track())
 
-    def _begin(self, gauges: Gauges) -> None:
+    def _begin(self, start: int, gauges: Gauges) -> None:
         """The newest sample from before the run; samples may come before or after the run's start does."""
-        start = self._tracks[self.first].start_ns if self.first in self._tracks else 0
         at = int(np.searchsorted(gauges.t_ns, start, "right")) - 1
-        if start and at >= 0:
+        if at >= 0:
             self._base = gauges.values[at].copy()
 
     def keep(self, name: str, gauges: Gauges, about: Values) -> Run:

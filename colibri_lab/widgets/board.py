@@ -54,6 +54,7 @@ class Board(anywidget.AnyWidget):
     study: Any = traitlets.Dict({}).tag(sync=True)
     whatif: Any = traitlets.Dict({}).tag(sync=True)
     tuner: Any = traitlets.Dict({}).tag(sync=True)
+    tuned: Any = traitlets.Dict({}).tag(sync=True)
     can: Any = traitlets.List([]).tag(sync=True)
     prompt = traitlets.Unicode("").tag(sync=True)
     max_tokens = traitlets.Int(200).tag(sync=True)
@@ -117,6 +118,7 @@ class Board(anywidget.AnyWidget):
         """Draws what is new, if anything; True where something was sent. Any thread."""
         with self._lock:
             new, state = self._feed(), self._state()
+            self.tuned = state.pop("tuned", self.tuned)  # sent when it changes, not with each frame
             if self._aside is not None and time.monotonic() - self._watched < _WATCHED_S:
                 self._aside()
             if self._next is not None:

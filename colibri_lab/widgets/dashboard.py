@@ -181,8 +181,7 @@ class Lab(Study, Pictures):
             "made": len(session.tokens),
             "max_tokens": self._limit,
             "error": None if error is None else f"{type(error).__name__}: {error}",
-            "tuned": self.tuner.values(budget),
-            "wrong": self.tuner.wrong,
+            "tuned": {"values": self.tuner.values(budget), "wrong": self.tuner.wrong},
             "settings": {
                 "expert_cache_bytes": budget,
                 "pace": self.engine.settings.pace or 0,

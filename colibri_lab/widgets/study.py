@@ -11,6 +11,7 @@ from colibri_lab.view.kept import Comparison, Runs
 from colibri_lab.view.run import RunView
 from colibri_lab.view.runs import Run
 from colibri_lab.widgets.board import Board
+from colibri_lab.widgets.explore import explore
 from colibri_lab.widgets.whatif import WhatIf
 
 
@@ -40,6 +41,13 @@ class Study:
     def compare(self, a: str | None = None, b: str | None = None) -> Comparison:
         """Two kept runs side by side, with differences in per cent; without names the last two."""
         return self.runs.compare(a, b)
+
+    def explore(self) -> Any:
+        """One plotly FigureWidget over the run that is kept, to zoom into; it stands still.
+
+        ValueError where nothing ran yet; NotAvailable without plotly.
+        """
+        return self.board.now(explore)
 
     @property
     def whatif(self) -> Curves:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.browser import lab
@@ -13,7 +16,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 @pytest.fixture()
 def board(page, server, request):
-    cells = [IMPORT.replace("pace=40", "pace=None"), SHOW, ASK.replace("900", "60"), "print(lab.runs, lab.error)", SAID]
+    cells = [IMPORT.replace("pace=40", "pace=None"), SHOW, ASK.replace("900", "60")]
+    cells += ["print(lab.runs, lab.error)", SAID, "lab.explore()"]
     lab.open_notebook(page, server, server.notebook(f"study_{request.node.name}.ipynb", *cells))
     for cell in (0, 1):
         lab.run_cell(page, cell)
@@ -133,3 +137,15 @@ def test_nothing_overlaps_on_a_small_screen(board, width):
             looked = OVERLAPS.replace('querySelectorAll("', f'querySelectorAll("{card}')
             assert board.evaluate(looked) == [], tab
             shot(board, f"study_{width}_{theme.lower()}_{tab.lower().replace(' ', '_')}")
+
+
+def test_explore_is_one_figure_that_stays_here(board):
+    lab.run_cell(board, 2)
+    ended(board, 1)
+    lab.run_cell(board, 5)
+    board.locator(".js-plotly-plot .bars path").first.wait_for(timeout=30_000)
+    assert board.locator(".js-plotly-plot").count() == 1
+    titles = board.locator(".modebar-btn").evaluate_all("(all) => all.map((b) => b.dataset.title)")
+    assert "Zoom" in titles and not [title for title in titles if "loud" in title or "Studio" in title], titles
+    if folder := os.environ.get("COLIBRI_SHOTS"):
+        board.locator(".js-plotly-plot").screenshot(path=str(Path(folder) / "explore.png"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import Board
+from colibri_lab.widgets.dashboard import connect
 from tests.widgets.fake import FakeEngine
 
 
@@ -55,3 +56,17 @@ def test_a_page_that_opens_gets_the_text_again(wire):
     board.tick()
     assert b'["a","b"]' in wire.updates()[-1]["prose"]
     board.close()
+
+
+def test_settings_are_sent_when_they_change_and_not_with_frames(wire):
+    with connect(FakeEngine(2, 4, slots=16), hz=1) as lab:
+        lab.board._ticker.stop()
+        lab.board.tick()
+        del wire.messages[:]
+        lab.engine.run(3)
+        lab.board.tick()
+        assert ["frame" in update for update in wire.updates()].count(True) == 1
+        assert not any({"tuned", "tuner", "study", "whatif"} & set(update) for update in wire.updates())
+        lab.set("prefill_chunk", 9)
+        lab.board.tick()
+        assert [u["tuned"]["values"]["prefill_chunk"] for u in wire.updates() if "tuned" in u] == ["9"]

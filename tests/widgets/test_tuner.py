@@ -20,8 +20,7 @@ def lab():
 def tune(lab, name, value):
     lab.board._handle_custom_msg({"do": "tune", "name": name, "value": value}, [])
     lab.board.tick()
-    shown = unpack(lab.board.frame)[0]
-    return shown["tuned"], shown["wrong"]
+    return lab.board.tuned["values"], lab.board.tuned["wrong"]
 
 
 def test_every_live_key_has_a_control_and_every_other_is_listed(lab):

@@ -3,6 +3,7 @@ class TunerPage {
   constructor(board) {
     this.board = board; this.title = "Tuner"; this.fields = new Map();
     const all = board.model.get("tuner") || {}, id = Math.random().toString(36).slice(2);
+    board.model.on("change:tuned", this.changed = () => board.redraw());
     const rows = (all.live || []).map((item) => this.row(item, `${id}${item.name}`));
     const fixed = h("dl", {class: "cl-facts"}, ...(all.fixed || []).map(([name, value, help]) => h("div", {title: help}, h("dt", null, name), h("dd", null, value))));
     this.node = h("div", {class: "cl-tuner"}, ...(rows.length ? [h("div", {class: "cl-tune"}, ...rows),
@@ -20,9 +21,11 @@ class TunerPage {
     return h("div", {class: "cl-setting"}, h("label", {for: id, title: item.name}, item.label), field, h("small", {id: `${id}h`, title: item.help}, about), wrong);
   }
   told() {}
-  draw(f) {
+  dispose() { this.board.model.off("change:tuned", this.changed); }
+  draw() {
+    const tuned = this.board.model.get("tuned") || {};
     for (const [name, {field, wrong}] of this.fields) {
-      const value = (f.tuned || {})[name], said = (f.wrong || {})[name] || "";
+      const value = (tuned.values || {})[name], said = (tuned.wrong || {})[name] || "";
       field.disabled = !this.board.live;
       put(wrong, said);
       wrong.hidden = !said;
