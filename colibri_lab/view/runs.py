@@ -205,7 +205,7 @@ class Meter:
             evictions=sums["evictions"],
             bytes_read=sums["bytes_read"],
             io_wait_ms=sums["io_ns"] / 1e6,
-            budget_bytes=int(budget) if budget else None,
+            budget_bytes=budget if isinstance(budget, int) else None,
             missed=self.missing,
             digest=digest,
             text="".join(pieces[position] for position in sorted(pieces)),

@@ -22,10 +22,10 @@ class WhatIf:
     def __init__(self, source: Source, about: dict[str, Any]) -> None:
         self._source, self._cursor, self._about = source, source.cursor(), about
         given = about.get("settings_given")
-        pins = dict(given) if isinstance(given, dict) else {}
-        after, share = (
-            pins.get(name, Config.model_fields[name].default) for name in ("pin_after_tokens", "pin_max_share")
-        )
+        names = ("pin_after_tokens", "pin_max_share")
+        pins = {name: given[name] for name in names if name in given} if isinstance(given, dict) else {}
+        config = Config.make(pins, "the recorded settings")  # a trace's header is checked like any other file
+        after, share = config.pin_after_tokens, config.pin_max_share
         self.shadow = Shadow(source.layers, source.experts, source.top_k, after, share)
 
     def feed(self) -> None:
@@ -38,7 +38,10 @@ class WhatIf:
             if self._source.live or not (len(batch) or batch.dropped):
                 break
         size, budget = self._about.get("expert_bytes"), self._about.get("expert_cache_bytes")
-        self.shadow.now = int(budget) // int(size) if size and budget else None
+        self.shadow.now = None
+        if isinstance(size, int) and isinstance(budget, int) and size > 0 and budget > 0:
+            most = self._source.layers * self._source.experts
+            self.shadow.now = min(most, max(self._source.top_k, budget // size))
 
     @property
     def engine_rate(self) -> float | None:

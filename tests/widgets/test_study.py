@@ -8,8 +8,10 @@ import time
 import pytest
 
 from colibri_lab.engine.engine import Engine
+from colibri_lab.errors import ConfigError
 from colibri_lab.paths import embedded_model
 from colibri_lab.widgets.dashboard import connect, replay
+from colibri_lab.widgets.whatif import WhatIf
 
 
 @pytest.fixture()
@@ -117,3 +119,15 @@ def test_what_if_of_a_recorded_run(lab, tmp_path):
         generate(lab)
     with replay(tmp_path / "trace.jsonl") as player:
         assert player.whatif.lines == lab.whatif.lines and player.whatif.mark == lab.whatif.mark
+
+
+@pytest.mark.parametrize(("given", "said"), [({"pin_after_tokens": "x"}, "pin_after_tokens"),
+                                             ({"pin_max_share": 7}, "pin_max_share")])  # fmt: skip
+def test_a_hostile_trace_is_refused_by_name(lab, given, said):
+    about = lab.engine.describe() | {"settings_given": given}
+    with pytest.raises(ConfigError, match=f"the recorded settings: {said}"):
+        WhatIf(lab.engine.telemetry, about)
+    for budget in ("4", -1, 10**30):
+        ours = WhatIf(lab.engine.telemetry, lab.engine.describe() | {"expert_cache_bytes": budget})
+        ours.feed()
+        assert ours.shadow.now in (None, 128)
