@@ -64,11 +64,11 @@ def test_keep_change_keep_and_compare(board):
 
 def test_what_if_curves_move_and_mark_the_engine(board):
     board.get_by_role("tab", name="What if").click()
-    say = board.locator(".cl-whatif .cl-say")
+    say = board.locator(".cl-whatif .cl-words")
     assert "Start a run" in say.inner_text()
     lab.run_cell(board, 2)
     lab.until(lambda: "of the run" in say.inner_text(), 10, "steps are counted")
-    facts = board.locator(".cl-whatif .cl-facts")
+    facts = board.locator(".cl-whatif .cl-figures")
     lab.until(lambda: "lfru" in facts.inner_text(), 10, "rates are there")
     lab.until(lambda: "Belady" in facts.inner_text() and "worked out" not in say.inner_text(), 30, "all is worked out")
     lines = dict(row.split("\n") for row in facts.locator("div").all_inner_texts())

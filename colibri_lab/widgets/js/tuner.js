@@ -5,7 +5,7 @@ class TunerPage {
     const all = board.model.get("tuner") || {}, id = Math.random().toString(36).slice(2);
     board.model.on("change:tuned", this.changed = () => board.redraw());
     const rows = (all.live || []).map((item) => this.row(item, `${id}${item.name}`));
-    const fixed = h("dl", {class: "cl-facts"}, ...(all.fixed || []).map(([name, value, help]) => h("div", {title: help}, h("dt", null, name), h("dd", null, value))));
+    const fixed = h("dl", {class: "cl-figures"}, ...(all.fixed || []).map(([name, value, help]) => h("div", {title: help}, h("dt", null, name), h("dd", null, value))));
     this.node = h("div", {class: "cl-tuner"}, ...(rows.length ? [h("div", {class: "cl-tune"}, ...rows),
       h("details", null, h("summary", null, `${many(all.fixed.length, "setting")} need a new engine: load it with them`), fixed)]
       : [h("p", {class: "cl-off"}, "A recorded run has no settings to change.")]));

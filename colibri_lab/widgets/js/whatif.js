@@ -2,11 +2,10 @@
 class WhatIfPage {
   constructor(board) {
     this.board = board; this.title = "What if"; this.watched = true;
-    this.chart = h("div", {class: "cl-chart"}); this.facts = h("dl", {class: "cl-facts"});
-    this.legend = h("div", {class: "cl-legend cl-foot"}); this.say = h("div", {class: "cl-say", role: "status"});
+    this.chart = h("div", {class: "cl-chart"}); this.facts = h("dl", {class: "cl-figures"});
+    this.legend = h("div", {class: "cl-legend cl-foot"}); this.say = h("div", {class: "cl-words", role: "status"});
     this.split = h("div", {class: "cl-split"}, h("div", null, this.chart, this.legend), this.facts);
     this.node = h("div", {class: "cl-whatif"}, this.split, this.say);
-    this.surface = new Surface(board, {body: this.chart}, 210, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
     board.model.on("change:whatif", this.changed = () => board.redraw());
   }
   dispose() { this.board.model.off("change:whatif", this.changed); }
@@ -32,6 +31,7 @@ class WhatIfPage {
   draw() {
     const all = this.all, focus = this.board.focus, here = focus && focus.kind === "budget" && all ? focus.place : -1;
     this.split.hidden = !all;
+    if (!this.surface) this.surface = new Surface(this.board, {body: this.chart}, 210, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
     if (!all) return put(this.say, "Start a run: shadow caches then show what each policy would have hit at other budgets.");
     const names = Object.keys(all.lines), place = here >= 0 ? here : all.now === null ? all.x.length - 1 : all.now;
     const ranked = names.filter((name) => all.lines[name][place] !== null).sort((a, b) => all.lines[b][place] - all.lines[a][place]);
