@@ -15,7 +15,7 @@ from .stale import LeastStale
 POLICIES: dict[str, Callable[[int, int], Policy]] = {  # (experts of a layer, experts that one token uses) -> policy
     "lru": lambda experts, uses: LRU(),
     "lfu": lambda experts, uses: LFU(),
-    "lfru": lambda experts, uses: LFRU(half_life=34.0 * uses),  # 34 tokens: docs/benchmarks.md says why
+    "lfru": lambda experts, uses: LFRU(half_life=16.0 * uses),  # 16 tokens: docs/benchmarks.md says why
     "slru": lambda experts, uses: SLRU(),
     "least_stale": lambda experts, uses: LeastStale(experts),
 }
