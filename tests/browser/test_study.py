@@ -70,8 +70,12 @@ def test_what_if_curves_move_and_mark_the_engine(board):
     lab.until(lambda: "of the run" in say.inner_text(), 10, "steps are counted")
     facts = board.locator(".cl-whatif .cl-figures")
     lab.until(lambda: "lfru" in facts.inner_text(), 10, "rates are there")
-    lab.until(lambda: "Belady" in facts.inner_text() and "worked out" not in say.inner_text(), 30, "all is worked out")
-    lines = dict(row.split("\n") for row in facts.locator("div").all_inner_texts())
+
+    def figures():
+        return dict(row.split("\n") for row in facts.locator("div").all_inner_texts())
+
+    lab.until(lambda: "Belady" in figures() and "worked out" not in say.inner_text(), 30, "all is worked out")
+    lines = figures()
     assert lines["engine (lfru)"] == lines["lfru"] and lines["at the budget now"] == "64 experts"
     assert float(lines["Belady"][:-2]) > float(lines["lfru"][:-2])
     board.locator(".cl-whatif canvas").focus()

@@ -7,6 +7,14 @@ function card(name, title) {
   return {node, sub, body, legend, readout, foot};
 }
 
+// Arrow keys, Home and End go from tab i of a panel to another.
+function stepTab(panel, e, i) {
+  const n = panel.tabs.length, to = {ArrowLeft: (i + n - 1) % n, ArrowRight: (i + 1) % n, Home: 0, End: n - 1}[e.key];
+  if (to === undefined) return;
+  panel.choose(to); panel.tabs[to].focus();
+  e.preventDefault(); e.stopPropagation();
+}
+
 // entries: [text, colour, kind]; kind: "" a filled box, "ring" an outline, "line" a line. Rebuilt only when it changes.
 function setLegend(node, entries) {
   const key = JSON.stringify(entries);

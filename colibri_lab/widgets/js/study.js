@@ -7,7 +7,7 @@ class StudyPanel {
     this.tabs = pages.map((page, i) => {
       const tab = h("button", {type: "button", role: "tab", id: `s${id}${i}`, "aria-controls": `q${id}${i}`}, page.title);
       tab.addEventListener("click", () => this.choose(i));
-      tab.addEventListener("keydown", (e) => this.key(e, i));
+      tab.addEventListener("keydown", (e) => stepTab(this, e, i));
       Object.assign(page.node, {id: `q${id}${i}`});
       page.node.setAttribute("role", "tabpanel");
       page.node.setAttribute("aria-labelledby", tab.id);
@@ -30,12 +30,6 @@ class StudyPanel {
     this.tabs.forEach((tab, j) => { tab.setAttribute("aria-selected", i === j); tab.tabIndex = i === j ? 0 : -1; this.pages[j].node.hidden = i !== j; });
     this.watch();
     this.board.redraw();
-  }
-  key(e, i) {
-    const n = this.tabs.length, to = {ArrowLeft: (i + n - 1) % n, ArrowRight: (i + 1) % n, Home: 0, End: n - 1}[e.key];
-    if (to === undefined) return;
-    this.choose(to); this.tabs[to].focus();
-    e.preventDefault(); e.stopPropagation();
   }
   draw(f) { this.pages[this.chosen].draw(f); }
 }

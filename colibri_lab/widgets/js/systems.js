@@ -8,7 +8,7 @@ class SystemsPanel {
     this.tabs = this.specs.map((spec, i) => {
       const tab = h("button", {type: "button", role: "tab", id: `t${id}${i}`, "aria-controls": `p${id}`}, spec.title);
       tab.addEventListener("click", () => this.choose(i));
-      tab.addEventListener("keydown", (e) => this.key(e, i));
+      tab.addEventListener("keydown", (e) => stepTab(this, e, i));
       return tab;
     });
     this.node.querySelector("b").replaceWith(h("div", {class: "cl-tabs", role: "tablist", "aria-label": "systems"}, ...this.tabs));
@@ -28,12 +28,6 @@ class SystemsPanel {
     this.tabs.forEach((tab, j) => { tab.setAttribute("aria-selected", i === j); tab.tabIndex = i === j ? 0 : -1; });
     if (this.tabs[i]) { this.body.setAttribute("aria-labelledby", this.tabs[i].id); this.node.dataset.system = this.specs[i].name; }
     this.board.redraw();
-  }
-  key(e, i) {
-    const n = this.tabs.length, to = {ArrowLeft: (i + n - 1) % n, ArrowRight: (i + 1) % n, Home: 0, End: n - 1}[e.key];
-    if (to === undefined) return;
-    this.choose(to); this.tabs[to].focus();
-    e.preventDefault(); e.stopPropagation();
   }
   get left() { return 68; }
   count(f) { return f.a.age.length; }
