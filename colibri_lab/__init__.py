@@ -22,6 +22,7 @@ _WHERE = {
     "PagerError": "errors",
     "Recorder": "telemetry",
     "RequestError": "errors",
+    "Sampler": "engine.sampling",
     "Sampling": "engine.sampling",
     "Session": "engine.session",
     "SlotsExhausted": "errors",

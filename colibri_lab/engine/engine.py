@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..config import Config
 from ..errors import EngineClosed, RequestError
 from . import evaluate, show
+from .follow import Followed, follow
 from .interrupt import Shield
 from .loading import Parts, build, settle
 from .pipeline import Pipeline
@@ -96,6 +97,14 @@ class Engine:
         ids = prompt_ids(self._parts, text_or_ids(self._parts, ids))
         with self._one_evaluation:
             return evaluate.logits(self._stepper, self._turn.take, self._abandon, ids, self._parts.file.spec.vocab_size)
+
+    def follow(self, ids: str | Sequence[int]) -> Followed:
+        """Copies of the arrays that the last of some ids (or of a text's) met at each station; samples nothing."""
+        self._check_open()
+        p = self._parts
+        with self._one_evaluation:
+            return follow(self._stepper, self._turn.take, self._abandon, prompt_ids(p, text_or_ids(p, ids)),
+                          p.file.spec.sparse)  # fmt: skip
 
     def perplexity(self, text: str | Sequence[int]) -> float:
         """exp of the mean negative log-likelihood per token; long texts in half-overlapping windows of the context."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,12 @@ Drop = Callable[[Request], None]  # frees what a request holds, as soon as nobod
 Sink = Callable[[int, int, Rows], None]  # (first position, count, rows whose .logits[:count] are theirs)
 
 
-def forward(stepper: Stepper, turn: Turn, drop: Drop, ids: Sequence[int], sink: Sink) -> None:
-    """Run ids through the model in chunks, between which other requests may advance; gives its KV slots back."""
+def forward(stepper: Stepper, turn: Turn, drop: Drop, ids: Sequence[int], sink: Sink,
+            around: AbstractContextManager[None] | None = None) -> None:  # fmt: skip
+    """Run ids through the model in chunks, between which other requests may advance; gives its KV slots back.
+
+    around: entered for each chunk, and left before anybody else's step.
+    """
     request = Request(0, list(ids), len(ids), 0, None, None, None, ())  # type: ignore[arg-type]
     with turn():
         if stepper.closed:
@@ -29,7 +33,7 @@ def forward(stepper: Stepper, turn: Turn, drop: Drop, ids: Sequence[int], sink: 
         request.seat = stepper.kv.open(0)
     try:
         while request.done < request.prompt:
-            with turn():
+            with turn(), around or nullcontext():
                 if stepper.closed:
                     raise EngineClosed("the engine is closed")
                 work = Work(

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ops.layout import PAGE, MatrixLayout
-from ..ops.types import ModelWeights
+from ..ops.pack import unpack
+from ..ops.types import F32, ModelWeights
 from .errors import ModelError
 from .header import Header, read_exactly, read_header
 from .jsonfile import check_present, dumps, parse_object
@@ -97,6 +98,13 @@ class ModelFile:
         """(offset in the file, bytes) of one expert; both multiples of 64 KiB. KeyError: no such routed expert."""
         begin, end = self._entries[expert_name(layer, expert)]
         return begin, end - begin
+
+    def expert(self, layer: int, expert: int) -> tuple[F32, F32, F32]:
+        """(gate, up, down) of one routed expert as the float32 values that its pages hold. KeyError: no such expert."""
+        begin, size = self.extent(layer, expert)
+        run = np.frombuffer(read_exactly(self.fileno(), begin, size, str(self.path)), np.uint8)
+        gate, up, down = (unpack(run, layout) for layout in self.expert_layout)
+        return gate, up, down
 
     def checksums(self, layer: int, expert: int) -> NDArray[np.uint32]:
         """zlib.crc32 of each page of one expert, uint32 [G]. KeyError: no such routed expert."""

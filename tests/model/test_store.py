@@ -150,10 +150,10 @@ def test_unpack_gives_the_sources_values(model: Path) -> None:
     made = make("qwen2_moe", exact="int4", decoder_sparse_step=2, num_hidden_layers=4).tensors
     with ModelFile.open(model) as file:
         weights = file.weights()
-        begin, size = file.extent(3, 6)
-        run = np.frombuffer(os.pread(file.fileno(), size, begin), np.uint8)
-        for layout, part in zip(file.expert_layout, ("gate", "up", "down"), strict=True):
-            np.testing.assert_array_equal(unpack(run, layout), made[f"model.layers.3.mlp.experts.6.{part}_proj.weight"])
+        for values, part in zip(file.expert(3, 6), ("gate", "up", "down"), strict=True):
+            np.testing.assert_array_equal(values, made[f"model.layers.3.mlp.experts.6.{part}_proj.weight"])
+        with pytest.raises(KeyError):
+            file.expert(0, 0)  # a dense layer
     qkv = weights.layers[2].attention.qkv
     want = np.concatenate([made[f"model.layers.2.self_attn.{letter}_proj.weight"] for letter in "qkv"])
     np.testing.assert_array_equal(unpack(qkv.data, qkv.layout), want)

@@ -86,7 +86,8 @@ def test_nothing_comes_from_the_network(top: Path) -> None:
 
 def test_links_resolve(top: Path) -> None:
     """Every relative link of the documents leads to a file, and every anchor of the same project to a heading."""
-    for page in [*top.glob("*.md"), *(top / "docs").rglob("*.md"), *(top / "data").rglob("*.md")]:
+    books = [*(top / "notebooks").glob("*.md"), *(top / "notebooks").glob("*.ipynb")]
+    for page in [*top.glob("*.md"), *(top / "docs").rglob("*.md"), *(top / "data").rglob("*.md"), *books]:
         text = re.sub(r"```.*?```", "", page.read_text("utf8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if re.match(r"[a-z]+:", target):
@@ -101,10 +102,12 @@ def test_links_resolve(top: Path) -> None:
 
 
 def test_a_tokens_path_names_what_exists(top: Path) -> None:
-    """README's ten links each name a function or class that stands in the file they lead to."""
+    """README's ten links each name what stands in the file they lead to, and a notebook follows the same ten."""
     section = (top / "README.md").read_text("utf8").split("## A token's path")[1].split("\n## ")[0]
     steps = re.findall(r"^\d+\. \[`([\w.]+)`\]\(([^)]+)\)", section, re.MULTILINE)
     assert len(steps) == 10
+    followed = (top / "notebooks" / "10_follow_one_token.ipynb").read_text("utf8")
+    assert re.findall(r"\d+\. \[`([\w.]+)`\]\(\.\./([^)]+)\)", followed) == steps
     for name, target in steps:
         last = name.rsplit(".", 1)[-1]
         text = (top / target).read_text("utf8")
