@@ -91,6 +91,17 @@ class Plan:
         experts = len(self.spec.sparse_layers) * self.spec.experts * (self.expert_bytes + 4 * self.expert_pages)
         return experts + sum(piece.nbytes for piece in self.residents) + 4 * len(self.residents)
 
+    @property
+    def all_expert_bytes(self) -> int:
+        """Bytes of all routed experts: what a budget (`expert_cache_bytes`) may hold a part of."""
+        return self.expert_bytes * self.spec.experts * len(self.spec.sparse_layers)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that are always in memory: the resident tensors and the rotary tables."""
+        tables = self.spec.max_positions * self.spec.head_dim * 4
+        return sum(piece.nbytes for piece in self.residents) + tables
+
     def matrix(self, rows: int, cols: int, dtype: str | None = None) -> MatrixLayout:
         dtype = dtype or self.quantize
         return MatrixLayout(rows, cols, dtype, self.group if dtype in ("int8", "int4") else 0)

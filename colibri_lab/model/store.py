@@ -86,13 +86,12 @@ class ModelFile:
     @property
     def expert_bytes(self) -> int:
         """Bytes of all routed experts."""
-        return self._plan.expert_bytes * self.spec.experts * len(self.spec.sparse_layers)
+        return self._plan.all_expert_bytes
 
     @property
     def resident_bytes(self) -> int:
         """Bytes that `weights()` allocates: the resident tensors and the rotary tables."""
-        tables = self.spec.max_positions * self.spec.head_dim * 4
-        return sum(piece.nbytes for piece in self._plan.residents) + tables
+        return self._plan.resident_bytes
 
     def extent(self, layer: int, expert: int) -> tuple[int, int]:
         """(offset in the file, bytes) of one expert; both multiples of 64 KiB. KeyError: no such routed expert."""
