@@ -123,10 +123,9 @@ class Shadow:
     def _cache(self, policy: str, capacity: int) -> Cache:
         if (policy, capacity) not in self._caches:
             layers, experts, top_k = self._shape
-            sparse = len(self._step(0))
             after, share = self._pin
             pins = Pins(after, share, layers * experts) if after else None
-            made = make_policy(policy, experts, sparse * top_k)
+            made = make_policy(policy, experts, top_k)
             self._caches[policy, capacity] = Cache(experts, top_k, capacity, made, pins)
         return self._caches[policy, capacity]
 

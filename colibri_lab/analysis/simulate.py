@@ -9,7 +9,7 @@ from colibri_lab.analysis.accesses import Accesses
 from colibri_lab.analysis.belady import belady
 from colibri_lab.dispatch.waves import Dispatcher
 from colibri_lab.pager.pins import Pins
-from colibri_lab.pager.policies import make_policy
+from colibri_lab.pager.policies import make_policy, tell_rows
 from colibri_lab.pager.policy import Policy
 
 
@@ -40,7 +40,7 @@ def simulate(trace: Accesses, capacity: int, policy: str | Policy = "lru", room:
         waves = [[layer * trace.experts + e for e in wanted] for layer, wanted in trace.waves(room)]
         return Counts(*belady(waves, capacity, forced=policy == "belady_forced"))
     layers = {layer for step in trace.steps for layer, _ in step}
-    chosen = make_policy(policy, trace.experts, len(layers) * trace.top_k)
+    chosen = make_policy(policy, trace.experts, trace.top_k)
     pins = Pins(pin_after, pin_share, (max(layers, default=0) + 1) * trace.experts) if pin_after else None
     cache = Cache(trace.experts, trace.top_k, capacity, chosen, pins, room)
     split = Dispatcher(trace.experts, trace.top_k).split
@@ -75,6 +75,7 @@ class Cache:
         room = min(self._room, self._capacity - (self._pins.most if self._pins else 0))
         for layer, rows, together in layers:
             first = layer * self._experts
+            tell_rows(self._policy, first, rows)
             if len(together) <= room:
                 self._ask([first + expert for expert in together], decode)
                 continue

@@ -84,11 +84,11 @@ def run(folder: Path, plan: Plan, shape: Shape | None = None) -> Result:
     result.add("all experts in memory", whole.block.wall_rate, "tokens/s")
     for share in plan.budgets:
         capacity = everything * share // 100
-        best = {name: 100 * simulate(trace, capacity, name).hit_rate for name in ("belady_forced", "belady")}
+        best = {name: 100 * simulate(trace, capacity, name).hit_rate for name in ("belady_forced", "belady", "lru")}
         result.add(f"{share} %, belady", best["belady"], "% hits")
         result.add(f"{share} %, belady, forced admission", best["belady_forced"], "% hits", limit=best["belady"])
         for policy in plan.policies:
-            _one_policy(result, plan, traffic, whole, (share, capacity, policy), best["belady_forced"], rate)
+            _one_policy(result, plan, traffic, whole, (share, capacity, policy), best, rate)
     result.notes.append(
         f"{traffic.said}; {plan.mode}, {plan.threads} thread, {facts['expert_bytes'] // 1024} KiB an expert, "
         f"{'O_DIRECT' if facts['direct_io'] else 'buffered reads'}; every run said the same tokens"
@@ -111,10 +111,19 @@ def _own_traces(result: Result, plan: Plan, beginnings: dict[str, str]) -> None:
                 peer = None if name == "lru" else "lru"
                 result.add(f"{domain} alone, {share} %, {name}", rates[name], "% hits", peer=peer,
                            peer_value=rates["lru"] if peer else None, limit=rates["belady_forced"])  # fmt: skip
+                if name != "lru":
+                    _closed(result, f"{domain} alone, {share} %, {name}", rates[name], rates)
 
 
-def _one_policy(result: Result, plan: Plan, traffic: Traffic, whole: Run, where: tuple[int, int, str], best: float,
-                rate: float) -> None:  # fmt: skip
+def _closed(result: Result, name: str, hits: float, rates: dict[str, float]) -> None:
+    """The part of the way from lru to Belady with forced admission that `hits` (per cent) goes."""
+    way = rates["belady_forced"] - rates["lru"]
+    if way > 0:
+        result.add(f"{name}: closes", 100 * (hits - rates["lru"]) / way, "% of lru's distance to belady")
+
+
+def _one_policy(result: Result, plan: Plan, traffic: Traffic, whole: Run, where: tuple[int, int, str],
+                best: dict[str, float], rate: float) -> None:  # fmt: skip
     share, capacity, policy = where
     plain: Run | None = None
     for prefetcher in plan.prefetchers:
@@ -128,10 +137,13 @@ def _one_policy(result: Result, plan: Plan, traffic: Traffic, whole: Run, where:
         wait, speed = (
             statistics.median(values) for values in zip(*((r.wait_ms, r.block.wall_rate) for r in runs), strict=True)
         )
-        result.add(f"{name}: hit rate", mine.hit_rate, "% hits", limit=best if prefetcher == "none" else None)
+        result.add(f"{name}: hit rate", mine.hit_rate, "% hits",
+                   limit=best["belady_forced"] if prefetcher == "none" else None)  # fmt: skip
         if plain is None and prefetcher == "none":
             plain = mine
         if prefetcher == "none" or plain is None:
+            if prefetcher == "none" and policy != "lru":
+                _closed(result, name, mine.hit_rate, best)
             result.add(f"{name}: I/O wait", wait, "ms/token")
         else:
             reads = 1e3 * plain.pager["bytes_read"] / rate / plain.block.work

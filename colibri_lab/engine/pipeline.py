@@ -108,6 +108,8 @@ class Pipeline(Transformer):
             self._enter("place")
             self.kv.place(layer, [row[0] for row in chosen], at)
             self._enter("dispatch")
+            if n > 1:
+                self.pager.chosen(layer, chosen)
             unit.waves = self._dispatch.split(chosen, self.pager.room)
             if len(unit.waves) == 1:
                 self._request(unit, unit.waves[0][2])

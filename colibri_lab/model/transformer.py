@@ -24,6 +24,8 @@ class Experts(Protocol):
     @property
     def room(self) -> int: ...
 
+    def chosen(self, layer: int, rows: Sequence[Sequence[int]]) -> None: ...
+
     def acquire(self, layer: int, wanted: Sequence[int]) -> None: ...
 
 
@@ -97,6 +99,8 @@ class Transformer:
                 np.copyto(gate[layer], weights)
                 chosen = experts.tolist()  # [R][k]
                 kv.place(layer, [row[0] for row in chosen])
+                if n > 1:
+                    pager.chosen(layer, chosen)
                 for first, last, wanted in self._dispatch.split(chosen, pager.room):
                     pager.acquire(layer, wanted)
                     if self.pressed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -12,23 +14,32 @@ from .policy import LRU, Policy
 from .segments import SLRU
 from .stale import LeastStale
 
-POLICIES: dict[str, Callable[[int, int], Policy]] = {  # (experts of a layer, experts that one token uses) -> policy
-    "lru": lambda experts, uses: LRU(),
-    "lfu": lambda experts, uses: LFU(),
-    "lfru": lambda experts, uses: LFRU(half_life=16.0 * uses),  # 16 tokens: docs/benchmarks.md says why
-    "slru": lambda experts, uses: SLRU(),
-    "least_stale": lambda experts, uses: LeastStale(experts),
+POLICIES: dict[str, Callable[[int, int], Policy]] = {  # (experts of a layer, of these one token's) -> policy
+    "lru": lambda experts, top_k: LRU(),
+    "lfu": lambda experts, top_k: LFU(),
+    "lfru": lambda experts, top_k: LFRU(experts, 24.0 * top_k),  # docs/benchmarks.md says why 24 tokens
+    "slru": lambda experts, top_k: SLRU(),
+    "least_stale": lambda experts, top_k: LeastStale(experts),
 }
 
 
-def make_policy(chosen: str | Policy, experts: int, uses: int) -> Policy:
-    """A policy by name, or the object itself. experts: of one layer; uses: experts of one token in all layers."""
-    return POLICIES[chosen](experts, uses) if isinstance(chosen, str) else chosen
+def make_policy(chosen: str | Policy, experts: int, top_k: int) -> Policy:
+    """A policy by name, or the object itself. experts: of one layer; top_k: those of them that one token uses."""
+    return POLICIES[chosen](experts, top_k) if isinstance(chosen, str) else chosen
 
 
 def policy_name(chosen: object) -> str:
     """What to call it where people read."""
     return chosen if isinstance(chosen, str) else str(getattr(chosen, "name", type(chosen).__name__))
+
+
+def tell_rows(policy: Policy, first: int, chosen: Sequence[Sequence[int]]) -> None:
+    """Tell a policy that counts rows how many chose each expert. first: key of the layer's expert 0; chosen [n][k]."""
+    again = getattr(policy, "again", None)
+    if again is not None and len(chosen) > 1:
+        for expert, uses in Counter(chain.from_iterable(chosen)).items():
+            if uses > 1:
+                again(first + expert, uses - 1)
 
 
 def victim_of(policy: Policy, run: Sequence[int], busy: Container[int], pinned: Container[int]) -> int:

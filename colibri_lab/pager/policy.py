@@ -24,6 +24,16 @@ class Policy(Protocol):
     def forget(self, key: int) -> None: ...
 
 
+class RowCounting(Policy, Protocol):
+    """A policy that counts rows: a prompt's step is one hit of nearly every expert, but far from as many uses of each.
+
+    `again` is optional: `hit` and `admit` are one use each, and a policy that has it is told of the others.
+    """
+
+    def again(self, key: int, uses: int) -> None:
+        """`uses` more rows of a layer's pass use the key, in memory or not; its hit or admission follows."""
+
+
 class LRU:
     """The expert that was not used for the longest time leaves."""
 

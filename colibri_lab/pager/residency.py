@@ -16,7 +16,7 @@ from ..ops.types import ABSENT, ExpertPages
 from .ahead import Ahead
 from .frames import Frames
 from .pins import Pins
-from .policies import make_policy, victim_of
+from .policies import make_policy, tell_rows, victim_of
 from .policy import Policy
 from .transfer import Transfer
 
@@ -37,8 +37,7 @@ class Residency:
                  prefetch: bool = False) -> None:  # fmt: skip
         """prefetch: keep a few runs of frames for guesses; pin_after: see Pins, None pins nothing."""
         self.experts, self.top_k = experts, top_k
-        self._uses = sum(sparse) * top_k  # experts that one token uses in all layers
-        self._policy = make_policy(policy, experts, self._uses)
+        self._policy = make_policy(policy, experts, top_k)
         self.on_page = on_page
         self.step = 0  # number of the running step, for the events
         most = sum(sparse) * experts
@@ -92,11 +91,15 @@ class Residency:
 
     def follow(self, chosen: str | Policy) -> None:
         """Another policy decides from now on; what is in memory stays, in no particular order of merit."""
-        policy = make_policy(chosen, self.experts, self._uses)
+        policy = make_policy(chosen, self.experts, self.top_k)
         for key, run in enumerate(self._run):
             if run >= 0 and key not in self._pinned:
                 policy.admit(key)
         self._policy = policy
+
+    def chosen(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
+        """The experts of each row [n][k], before they are asked for together: see policy.RowCounting."""
+        tell_rows(self._policy, layer * self.experts, rows)
 
     def guess(self, wanted: bool) -> None:
         """From now on some runs of frames are kept for guesses, or none; those on their way are given up."""

@@ -259,3 +259,7 @@ def test_paging_beside_belady(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert wait["peer"] == "none" and wait["unit"] == "ms/token" and wait["limit"] >= 0
         assert rows[f"50 %, {policy}, next_gate: recall"]["value"] > 50
         assert rows[f"math alone, 50 %, {policy}"]["share"] <= 1
+    assert rows["math alone, 50 %, lfru: closes"]["value"] <= 100
+    closed = 100 * (rate["value"] - rows["50 %, lru, none: hit rate"]["value"])
+    closed /= forced["value"] - rows["50 %, lru, none: hit rate"]["value"]
+    assert rows["50 %, lfru, none: closes"]["value"] == pytest.approx(closed)
