@@ -12,72 +12,29 @@ import numpy as np
 
 from colibri_lab import tracelines
 from colibri_lab.events import GAUGE, PAGES, SEQUENCE, SLOT, TOKEN
-from colibri_lab.trace import STREAMS, Batch, Cursor, Facts, TraceError
+from colibri_lab.streams import Drops, Streams, nothing
+from colibri_lab.trace import STREAMS, Facts, TraceError
 from colibri_lab.tracelines import BAD, LIMITS, MAX_SLOTS, check_sizes, number, why
 
 _CHUNK = 4096  # lines held as Python objects before they become arrays
 _RECORDS = {"page": PAGES, "slot": SLOT, "sequence": SEQUENCE, "token": TOKEN}
 _STREAM = {"token": "tokens", "page": "pages", "slot": "slots", "sequence": "sequences"}
 _STREAM |= {"text": "texts", "note": "notes", "gauge": "gauges"}
-Drops = dict[str, list[tuple[int, int]]]  # per stream: (index of the next event, how many are missing before it)
 
 
-class ReplaySource:
+class ReplaySource(Streams):
     """A recorded run: `engine` is its header's dict, `trouble` lists what was wrong with the file, if anything."""
-
-    live = False
 
     def __init__(self, path: Path, header: Facts, streams: dict[str, Any], drops: Drops, trouble: list[str],
                  names: tuple[str, ...] = ()) -> None:  # fmt: skip
-        self.names = names  # of gauges
-        self.path, self.trouble, self._streams, self._drops = path, trouble, streams, drops
-        self.layers, self.experts, self.top_k = (int(header[name]) for name in LIMITS)
+        layers, experts, top_k = (int(header[name]) for name in LIMITS)
+        super().__init__(layers, experts, top_k, streams, drops, names)
+        self.path, self.trouble = path, trouble
         self.engine: Facts = header["engine"]
-        tokens, texts = streams["tokens"], streams["texts"]
-        # a piece of text happens when the row before its position was computed
-        rows = zip(*(tokens[name].tolist() for name in ("t_ns", "sequence", "position")), strict=True)
-        ended = {(s, p + 1): t for t, s, p in rows}
-        text_t = np.array([0] + [ended.get((s, p), 0) for s, p, _ in texts], "u8")
-        self._times = {name: streams[name]["t_ns"] for name in ("tokens", "pages", "slots", "sequences", "gauges")}
-        self._times["texts"] = np.maximum.accumulate(text_t)[1:]
-        some = [t for t in self._times.values() if len(t) and t.max()]
-        self._times["notes"] = np.maximum.accumulate(np.array([0] + [t for *_, t in streams["notes"]], "u8"))[1:]
-        self.start_ns = int(min(t[t > 0].min() for t in some)) if some else 0
-        self.end_ns = int(max(t.max() for t in some)) if some else 0
 
     @property
     def facts(self) -> Facts:
         return {"model": self.engine}
-
-    def cursor(self) -> Cursor:
-        return Cursor()
-
-    def read(self, cursor: Cursor) -> Batch:
-        """All that is left, or up to the next gap: read again until a batch is empty and has no `dropped`."""
-        return self.read_until(cursor, None)
-
-    def read_until(self, cursor: Cursor, t_ns: int | None) -> Batch:
-        """What the recorded run did from the cursor to `t_ns` (its perf_counter_ns); None reads to the end."""
-        cut: dict[str, slice] = {}
-        missing: dict[str, int] = {}
-        for name in STREAMS:
-            start, end = cursor.at[name], len(self._streams[name])
-            if t_ns is not None and name in self._times:
-                end = max(start, int(np.searchsorted(self._times[name], t_ns, "right")))
-            for at, count in self._drops[name][cursor.gaps[name] :]:
-                if at > start:
-                    end = min(end, at)
-                    break
-                missing[name] = missing.get(name, 0) + count
-                cursor.gaps[name] += 1
-            cut[name] = slice(start, end)
-            cursor.at[name] = end
-        part = {name: rows[cut.get(name, cut["tokens"])] for name, rows in self._streams.items()}
-        return Batch(**{name: rows.copy() for name, rows in part.items()}, missing=missing, names=self.names)
-
-    def counters(self) -> dict[str, int]:
-        dropped = sum(count for drops in self._drops.values() for _, count in drops)
-        return {"events": sum(len(self._streams[name]) for name in STREAMS), "dropped": dropped}
 
     def _repr_html_(self) -> str:
         counts = self.counters()
@@ -167,12 +124,11 @@ class _Reader:
     def result(self) -> ReplaySource:
         for kind in _RECORDS:
             self.flush(kind)
-        layers, k = self.header["layers"], self.header["top_k"]
-        shapes = {"route": ((0, layers, k), "u2"), "weight": ((0, layers, k), "f2"), "slot": ((0, layers), "i4")}
-        empty = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
-        empty |= {_STREAM[kind]: np.zeros(0, dtype) for kind, dtype in _RECORDS.items()}
-        streams: dict[str, Any] = {name: np.concatenate([none, *self.done[name]]) for name, none in empty.items()}
-        streams |= {"texts": self.done["texts"], "notes": self.done["notes"], "gauges": self.gauges()}
+        arrays = nothing(self.header["layers"], self.header["top_k"]) | {"gauges": self.gauges()}
+        streams: dict[str, Any] = {
+            name: np.concatenate([none, *self.done[name]]) if isinstance(none, np.ndarray) else self.done[name]
+            for name, none in arrays.items()
+        }
         return ReplaySource(self.path, self.header, streams, self.drops, self.trouble, tuple(self.names))
 
     def gauges(self) -> np.ndarray:

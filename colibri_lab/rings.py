@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
@@ -135,7 +136,7 @@ class Deferred(Records):
         copies = [array[index] for array in self.arrays]
         lost = min(max(0, self.claimed - self.size - start), len(index))
         parts = zip(copies, self._arrays(rows[max(0, start - base) :]), strict=True)
-        return end, start - at + lost, [np.concatenate([copy[lost:], held]) for copy, held in parts]
+        return end, start - at + lost, [joined([copy[lost:], held]) for copy, held in parts]
 
     def _arrays(self, rows: list[tuple[Any, ...]]) -> list[np.ndarray]:
         fields = len(self._kinds[0][0].names or ())
@@ -146,6 +147,14 @@ class Deferred(Records):
         for j, (dtype, shape) in enumerate(self._kinds[1:], fields):
             out.append(np.array([row[j] for row in rows], dtype).reshape(len(rows), *shape))
         return out
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """As np.concatenate, which would work out the fields of records anew for each part."""
+    kind = parts[0].dtype
+    if kind.names is None:
+        return np.concatenate(parts)
+    return np.concatenate([part.view(f"V{kind.itemsize}") for part in parts]).view(kind)
 
 
 def raw(array: np.ndarray) -> memoryview:

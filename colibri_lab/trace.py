@@ -22,6 +22,7 @@ import numpy as np
 
 from colibri_lab.errors import ConfigError
 from colibri_lab.events import GAUGE
+from colibri_lab.export import write
 from colibri_lab.paths import file_to_write
 
 FORMAT, VERSION = "colibri-trace", 2
@@ -118,6 +119,29 @@ def _events(batch: Batch, known: int) -> Iterator[Facts]:
     yield from ({"e": "text", "sequence": s, "position": p, "text": t} for s, p, t in batch.texts)
 
 
+def save(source: Source, path: str | os.PathLike[str], engine: Facts | None = None) -> Path:
+    """Writes all that a recorded or kept run holds as a trace, whole or not at all; returns the path.
+
+    `engine` as for Recorder. OSError names `path` where it cannot be written.
+    """
+    return write(path, _whole(source, engine))
+
+
+def _whole(source: Source, engine: Facts | None) -> Iterator[bytes]:
+    yield _line(_header(source, engine)).encode()
+    cursor, known = source.cursor(), 0
+    while len(batch := source.read(cursor)) or batch.dropped:
+        for event in _events(batch, known):
+            yield _line(event).encode()
+        known = len(batch.names)
+
+
+def _header(source: Source, engine: Facts | None) -> Facts:
+    sizes = {"layers": source.layers, "experts": source.experts, "top_k": source.top_k}
+    facts = {"engine": engine or source.facts.get("model", {})}
+    return {"e": "header", "format": FORMAT, "version": VERSION, **sizes, **facts}
+
+
 class Recorder:
     """Writes what a telemetry sees to `path` as it happens, from a thread of its own.
 
@@ -134,14 +158,8 @@ class Recorder:
         self.events = 0
         self._part = self.path.with_name(self.path.name + ".part")
         self._source, self._cursor, self._names = telemetry, telemetry.cursor(), 0
-        header = {"e": "header", "format": FORMAT, "version": VERSION, "layers": telemetry.layers}
-        header |= {
-            "experts": telemetry.experts,
-            "top_k": telemetry.top_k,
-            "engine": engine or telemetry.facts.get("model", {}),
-        }
         self._file: IO[str] | None = open(self._part, "w", encoding="utf-8", newline="\n")
-        self._file.write(_line(header))
+        self._file.write(_line(_header(telemetry, engine)))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="colibri-recorder", daemon=True)
         self._thread.start()

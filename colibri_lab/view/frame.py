@@ -211,6 +211,7 @@ def prose_header(view: RunView, pieces: Pieces) -> dict[str, Any]:
     return {
         "epoch": view.epoch,
         "sequence": view.prose.sequence,
+        "end": view.prose.last,
         "before": before,
         "at": pieces.position,
         "piece": pieces.text,

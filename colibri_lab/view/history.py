@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from copy import copy
+from typing import Any, TypeVar
 
 import numpy as np
 
 from colibri_lab.events import TOKEN
 from colibri_lab.trace import Batch
+
+View = TypeVar("View")
 
 
 class History:
@@ -26,6 +30,13 @@ class History:
             self._end = len(kept)
         self._buffer[self._end : self._end + len(rows)] = rows
         self._end += len(rows)
+
+    def copy(self) -> History:
+        """Of its own; memory for the rows that are kept, and more when it grows."""
+        out, kept = copy(self), self.rows
+        out._buffer, out._end = np.zeros_like(self._buffer), len(kept)
+        out._buffer[: len(kept)] = kept
+        return out
 
     @property
     def rows(self) -> np.ndarray:
@@ -66,3 +77,12 @@ class Rows:
         order = np.argsort(have, kind="stable")
         at = np.minimum(np.searchsorted(have[order], positions), len(have) - 1)
         return np.where(have[order][at] == positions, mine[order][at], -1)
+
+
+def twin(view: View) -> View:
+    """A copy that takes events on its own. What its containers hold is shared: views replace it and never change it."""
+    out = copy(view)
+    for name, value in vars(view).items():
+        if isinstance(value, (np.ndarray, dict, list, set, deque, History)):
+            setattr(out, name, value.copy())
+    return out

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colibri_lab.errors import NotAvailable
+from colibri_lab.export import write
 from colibri_lab.view import html
-from colibri_lab.view.export import write
 from colibri_lab.view.runs import Run
 
 MOST = 64  # kept at a time; the board shows their names

@@ -25,30 +25,30 @@ class ProseView:
     """Follows the sequence with the highest number; `before` tells a reader whether it missed a piece."""
 
     def __init__(self, rows: Rows, layers: int, top_k: int) -> None:
-        self._rows, self._shape = rows, (layers, top_k)
+        self.rows, self._shape = rows, (layers, top_k)
         self.sequence = -1
         self.missing = 0
         self._pieces: dict[int, str] = {}  # by position, of `sequence` only
-        self._last = -1
+        self.last = -1  # the newest position
 
     def take(self, batch: Batch) -> None:
         self.missing += batch.missing.get("texts", 0)
         for sequence, position, text in batch.texts:
             if sequence > self.sequence:
-                self.sequence, self._pieces, self._last = sequence, {}, -1
+                self.sequence, self._pieces, self.last = sequence, {}, -1
             if sequence == self.sequence:
                 self._pieces[position] = text
-                self._last = max(self._last, position)
+                self.last = max(self.last, position)
         if len(self._pieces) > 2 * KEPT:
             for old in sorted(self._pieces)[:-KEPT]:
                 del self._pieces[old]
 
     def after(self, position: int, limit: int = KEPT) -> Pieces:
         """The pieces past a position, at most the newest `limit` of them."""
-        at = [p for p in range(max(position + 1, self._last - 4 * KEPT), self._last + 1) if p in self._pieces][-limit:]
-        found = self._rows.find(self.sequence, np.array(at, "i8") - 1)
+        at = [p for p in range(max(position + 1, self.last - 4 * KEPT), self.last + 1) if p in self._pieces][-limit:]
+        found = self.rows.find(self.sequence, np.array(at, "i8") - 1)
         route = np.full((len(at), *self._shape), NO_EXPERT, "u2")
-        route[found >= 0] = self._rows.route[found[found >= 0]]
+        route[found >= 0] = self.rows.route[found[found >= 0]]
         return Pieces(at, [self._pieces[p] for p in at], route)
 
     def before(self, position: int) -> int:
@@ -57,4 +57,5 @@ class ProseView:
 
     @property
     def text(self) -> str:
-        return "".join(self._pieces[p] for p in sorted(self._pieces))
+        """The newest pieces of it, at most 1024."""
+        return "".join(self._pieces[p] for p in sorted(self._pieces)[-KEPT:])

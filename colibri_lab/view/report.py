@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from colibri_lab.events import NO_EXPERT
+from colibri_lab.export import write
 from colibri_lab.view import palette, svg
-from colibri_lab.view.export import write
 from colibri_lab.view.html import duration, grid, number, percent, size, table, words
 from colibri_lab.view.run import RunView
 from colibri_lab.view.system_svg import system_panel

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from colibri_lab.trace import Batch, Source
 from colibri_lab.view.experts import ExpertView
 from colibri_lab.view.gauges import Gauges
-from colibri_lab.view.history import Rows
+from colibri_lab.view.history import Rows, twin
 from colibri_lab.view.kv import SlotView
 from colibri_lab.view.prose import ProseView
 from colibri_lab.view.runs import Meter, Run
@@ -34,7 +35,7 @@ class RunView:
         self.notes: deque[tuple[str, Any, int]] = deque(maxlen=NOTES)
         self.events = self.missing = 0
         self.hue = "expert"  # what colours the KV slots: expert or sequence
-        self.epoch = 0  # counts how often a recorded run began anew
+        self.epoch = 0  # another one: its text does not go on from what was shown before
 
     @classmethod
     def of(cls, source: Source, about: dict[str, Any] | None = None) -> RunView:
@@ -43,14 +44,26 @@ class RunView:
         view.drain(source, source.cursor())
         return view
 
-    def drain(self, source: Source, cursor: Any) -> int:
-        """Takes what is new, to the end; returns how many events that were, the missed ones with them."""
+    def copy(self) -> RunView:
+        """The same picture, that takes events on its own."""
+        out = twin(self)
+        out.rows, out.experts, out.slots = twin(self.rows), twin(self.experts), twin(self.slots)
+        out.timeline, out.gauges, out.meter = twin(self.timeline), twin(self.gauges), self.meter.copy()
+        out.prose = twin(self.prose)
+        out.prose.rows = out.rows
+        return out
+
+    def drain(self, source: Source, cursor: Any, kept: Callable[[Batch], None] | None = None) -> int:
+        """Takes what is new, to the end; returns how many events that were, the missed ones with them. kept: who is
+        given each batch after it was taken."""
         before = self.events + self.missing
         while True:
             batch = source.read(cursor)
             if not len(batch) and not batch.dropped:
                 break
             self.take(batch)
+            if kept is not None:
+                kept(batch)
             if source.live:  # what a live source writes meanwhile is for the next time
                 break
         return self.events + self.missing - before

@@ -16,7 +16,7 @@ import numpy as np
 from colibri_lab.events import Phase, SequenceKind
 from colibri_lab.trace import Batch
 from colibri_lab.view.gauges import Gauges
-from colibri_lab.view.history import History
+from colibri_lab.view.history import History, twin
 
 SEQUENCES, ROWS, PIECES, CHANGES = 256, 8192, 4096, 512  # most that is kept of each
 _ROW = np.dtype([("sequence", "u4"), ("latency_ns", "u8")])
@@ -89,6 +89,11 @@ class _Track:
             self.sampled += len(sampled)
             self.ids.update(sampled["token"].astype("<i4").tobytes())
 
+    def copy(self) -> _Track:
+        out = twin(self)
+        out.ids = self.ids.copy()
+        return out
+
 
 class Meter:
     """Follows the newest run; `keep` freezes it."""
@@ -137,6 +142,11 @@ class Meter:
         start = self._tracks[self.first].start_ns if self.first in self._tracks else 0
         if start and (self.first != before or len(batch.sequences) or (batch.gauges["t_ns"][:1] <= start).any()):
             self._begin(start, gauges)
+
+    def copy(self) -> Meter:
+        out = twin(self)
+        out._tracks = {sequence: track.copy() for sequence, track in self._tracks.items()}
+        return out
 
     def _note(self, key: str, value: Any, t: int) -> None:
         if not isinstance(value, dict):

@@ -104,6 +104,16 @@ class Timeline:
         return out
 
     @property
+    def running(self) -> dict[int, tuple[int, int]]:
+        """(t_ns of its start, prompt tokens) of each sequence that has not ended."""
+        return {sequence: start for sequence, start in self._start.items() if sequence not in self.finished}
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled so far: the number of the next one."""
+        return self._sampled_ns.total
+
+    @property
     def columns(self) -> np.ndarray:
         """COLUMN [at most 2048], oldest first."""
         return self._columns.rows

@@ -18,7 +18,7 @@ from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
 _SCRIPTS = "colours frame panel experts time slots latency prose tiles controls systems".split()
-_SCRIPTS += "study compare whatif tuner board".split()
+_SCRIPTS += "travel study compare whatif tuner board".split()
 _WATCHED_S = 6.0
 _PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
 
@@ -46,7 +46,7 @@ class Board(anywidget.AnyWidget):
     """
 
     _esm = "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
-    _css = (_HERE / "board.css").read_text(encoding="utf-8")
+    _css = "\n".join((_HERE / f"{name}.css").read_text(encoding="utf-8") for name in ("board", "travel"))
     frame = traitlets.Bytes(b"").tag(sync=True)
     prose = traitlets.Bytes(b"").tag(sync=True)
     systems: Any = traitlets.List([]).tag(sync=True)
@@ -55,6 +55,7 @@ class Board(anywidget.AnyWidget):
     whatif: Any = traitlets.Dict({}).tag(sync=True)
     tuner: Any = traitlets.Dict({}).tag(sync=True)
     tuned: Any = traitlets.Dict({}).tag(sync=True)
+    moments: Any = traitlets.Dict({}).tag(sync=True)
     can: Any = traitlets.List([]).tag(sync=True)
     prompt = traitlets.Unicode("").tag(sync=True)
     max_tokens = traitlets.Int(200).tag(sync=True)
@@ -74,12 +75,14 @@ class Board(anywidget.AnyWidget):
         self.view = view
         self.updates = 0
         self._next: RunView | None = None
+        self._held: RunView | None = None
         self._feed, self._state, self._act = feed, state, act
         self._aside, self._watched = aside, -_WATCHED_S
         self._lock = threading.RLock()
         self._said: State | None = None
         self._sent = (-2, -1)  # sequence and position of the last piece of text that was sent
-        self._stale = True
+        self._epoch = 0
+        self._stale = self._again = True  # a page lacks the text; the picture is to be drawn even if nothing is new
         self._prose_at, self._prompt = 0.0, ""
         self._trouble = ""
         self.on_msg(self._message)
@@ -111,35 +114,53 @@ class Board(anywidget.AnyWidget):
             self.prompt, self.max_tokens = prompt, max_tokens
 
     def show(self, view: RunView) -> None:
-        """Begins anew with another view (a replay that starts again)."""
+        """Goes on with another view (a replay that starts again, or elsewhere)."""
         self._next = view  # taken over by the next tick: no lock here, the caller may hold its own
+
+    @property
+    def shown(self) -> RunView:
+        """The view that is drawn: the one that is fed, or one of the past that is held."""
+        return self._held or self._next or self.view
+
+    def hold(self, view: RunView | None) -> None:
+        """Draws this view while the other one is fed; None: the other one again."""
+        with self._lock:
+            if view is not None:
+                _dress(view, self.view)
+            self._held, self._again = view, True
 
     def tick(self) -> bool:
         """Draws what is new, if anything; True where something was sent. Any thread."""
         with self._lock:
             new, state = self._feed(), self._state()
             self.tuned = state.pop("tuned", self.tuned)  # sent when it changes, not with each frame
+            moments = state.pop("moments", self.moments)
             if self._aside is not None and time.monotonic() - self._watched < _WATCHED_S:
                 self._aside()
             if self._next is not None:
-                self.view, self._next, self._stale, self._sent = self._next, None, True, (-2, -1)
+                _dress(self._next, self.view)
+                self.view, self._next, self._again = self._next, None, True
             if self._trouble and not state.get("error"):
                 state["error"] = self._trouble
-            if not new and not self._stale and state == self._said:
+            same = state == self._said and moments == self.moments
+            if not new and not self._stale and not self._again and same:
                 return False
             # a picture that stands still is saved with all of its text
             rests = state["state"] != "generating" and (self._said or {}).get("state") != state["state"]
-            self._said = state
-            sequence = self.view.prose.sequence
+            self._said, view = state, self.shown
+            sequence = view.prose.sequence
+            if sequence < self._sent[0]:  # an earlier text, after which pages would not take it for a new one
+                self._epoch, self._sent = self._epoch + 1, (-2, -1)
+            view.epoch = self._epoch
             after = self._sent[1] if sequence == self._sent[0] else -1
-            block, last = board_frame(self.view, state, after)
+            block, last = board_frame(view, state, after)
             old = time.monotonic() - self._prose_at > _PROSE_EVERY_S and last != after
             with self.hold_sync():
-                self.frame = block
-                if self._stale or rests or old or sequence != self._sent[0] or self.view.prompt != self._prompt:
-                    self.prose, self._prompt = prose_block(self.view), self.view.prompt
+                self.frame, self.moments = block, moments
+                if self._stale or rests or old or sequence != self._sent[0] or view.prompt != self._prompt:
+                    self.prose, self._prompt = prose_block(view), view.prompt
                     self._prose_at = time.monotonic()
-            self._sent, self._stale = (sequence, last), False
+            self._sent, self._stale, self._again = (sequence, last), False, False
             self.updates += 1
             return True
 
@@ -155,15 +176,15 @@ class Board(anywidget.AnyWidget):
                 return
         try:
             if what == "set" and content.get("name") == "window":
-                self.view.experts.window = int(content["value"])
+                for view in (self.view, self.shown):
+                    view.experts.window = int(content["value"])
             elif what == "set" and content.get("name") == "hue":
-                self.view.hue = "sequence" if content["value"] == "sequence" else "expert"
+                self.view.hue = self.shown.hue = "sequence" if content["value"] == "sequence" else "expert"
             else:
                 self._act(content)
         except Exception as error:  # a person looks at the board, not at a log
             self._trouble = f"{type(error).__name__}: {error}"
-        with self._lock:
-            self._stale = True
+        self._again = True
 
     def close(self) -> None:
         """Ends the ticker and the widget; idempotent."""
@@ -171,3 +192,8 @@ class Board(anywidget.AnyWidget):
         if self.comm is not None:
             self.layout.close()  # a widget of its own, that would stay in the notebook
         super().close()
+
+
+def _dress(view: RunView, like: RunView) -> None:
+    """What a person chose of a picture stays when another moment is shown."""
+    view.hue, view.experts.window = like.hue, like.experts.window

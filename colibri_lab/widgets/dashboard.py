@@ -11,6 +11,7 @@ from typing import Any
 from colibri_lab.config import Config
 from colibri_lab.errors import ConfigError
 from colibri_lab.telemetry import Recorder
+from colibri_lab.view.past import Past, Stop
 from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
@@ -18,13 +19,14 @@ from colibri_lab.widgets.pictures import Pictures
 from colibri_lab.widgets.player import Player
 from colibri_lab.widgets.study import Study
 from colibri_lab.widgets.ticker import rate
+from colibri_lab.widgets.travel import Travel
 from colibri_lab.widgets.tuner import Tuner
 
 MIB = 1 << 20
 _open: weakref.WeakValueDictionary[object, Lab] = weakref.WeakValueDictionary()
 
 
-class Lab(Study, Pictures):
+class Lab(Travel, Study, Pictures):
     """Shows an engine while it generates. path_or_engine: what Engine.load takes (the lab owns it then), or an Engine.
 
     The last line `lab` of a cell shows the board. hz: pictures a second, 1 to 10. overrides: keys for Engine.load,
@@ -49,6 +51,8 @@ class Lab(Study, Pictures):
         self.engine.snapshot()  # it may have run before
         about = self._about
         self.view = RunView(about["layers"], about["experts"], about["top_k"], about)
+        self.past = Past(RunView(about["layers"], about["experts"], about["top_k"], about))
+        self._held: RunView | None = None
         self.source = self.engine.telemetry
         self._limit: int | None = None
         self._sampling: dict[str, Any] = {}
@@ -123,6 +127,28 @@ class Lab(Study, Pictures):
         """What went wrong in a thread: in the generation or on the board. A notebook asserts that it is None."""
         return self.session.error or self.board.error
 
+    # -- looking back --
+
+    def live(self) -> None:
+        self.board.now(lambda _: self._hold(None))
+        self.board.tick()
+        self.past.rest()
+
+    @property
+    def at(self) -> int | None:
+        return None if self._held is None else self._number
+
+    @property
+    def shown(self) -> RunView:
+        return self._held or self.view
+
+    def _stand(self, stop: Stop) -> None:
+        self._hold(stop[0])
+
+    def _hold(self, view: RunView | None) -> None:
+        self._held = view
+        self.board.hold(view)
+
     # -- keeping --
 
     def report(self, path: str | os.PathLike[str]) -> Path:
@@ -160,7 +186,7 @@ class Lab(Study, Pictures):
 
     def _repr_html_(self) -> str:
         self.board.tick()
-        return figure(self.view)
+        return figure(self.board.shown)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """The live board, and the picture of this moment for pages without a kernel."""
@@ -169,7 +195,7 @@ class Lab(Study, Pictures):
     # -- what the board asks --
 
     def _feed(self) -> int:
-        return self.view.drain(self.engine.telemetry, self._cursor)
+        return self.view.drain(self.engine.telemetry, self._cursor, self.past.add)
 
     def _state(self) -> dict[str, Any]:
         session, error = self.session, self.session.error
@@ -181,6 +207,7 @@ class Lab(Study, Pictures):
             "made": len(session.tokens),
             "max_tokens": self._limit,
             "error": None if error is None else f"{type(error).__name__}: {error}",
+            **self._moment(self.view.timeline.last_ns),
             "tuned": {"values": self.tuner.values(budget), "wrong": self.tuner.wrong},
             "settings": {
                 "expert_cache_bytes": budget,
@@ -191,7 +218,7 @@ class Lab(Study, Pictures):
 
     def _act(self, message: dict[str, Any]) -> None:
         what = message["do"]
-        if self.studied(message):
+        if self.studied(message) or self.travelled(message):
             return
         if what == "start":
             self.generate(str(message["prompt"]), max(1, int(message["max_tokens"])), **self._sampling)

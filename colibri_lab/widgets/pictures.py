@@ -19,7 +19,7 @@ class Pictures:
         ValueError for a name that is no panel's: experts, time, kv, latency, pages, router, dispatch, batch.
         """
         self.board.tick()
-        return Figure(self.view, name)
+        return Figure(self.board.shown, name)
 
     @property
     def router(self) -> Figure:

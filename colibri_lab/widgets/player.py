@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from colibri_lab.telemetry import ReplaySource, replay
+from colibri_lab.view.past import Past, Stop
 from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
 from colibri_lab.widgets.board import WINDOW, Board
 from colibri_lab.widgets.pictures import Pictures
 from colibri_lab.widgets.study import Study
 from colibri_lab.widgets.ticker import rate
+from colibri_lab.widgets.travel import Travel
 
 
-class Player(Study, Pictures):
+class Player(Travel, Study, Pictures):
     """Shows a trace: first all of it, then, after play(), as it happened. speed 1 is the speed of the run."""
 
     def __init__(
@@ -33,9 +35,9 @@ class Player(Study, Pictures):
         self._bundle = bundle
         self._about = self.source.engine | {name: getattr(self.source, name) for name in ("layers", "experts", "top_k")}
         self._lock = threading.RLock()
-        self._epoch = -1
         self._at_ns = self._last = 0.0
         self._mode = "recorded"  # recorded, replay, paused
+        self.past = Past(self._fresh(), self.source)
         self.view = self._fresh()
         self.view.drain(self.source, self._cursor)
         speed = {"name": "speed", "label": "speed", "unit": "x", "min": 0.25, "max": 8, "step": 0.25, "scale": 1}
@@ -45,10 +47,7 @@ class Player(Study, Pictures):
 
     def _fresh(self) -> RunView:
         self._cursor = self.source.cursor()
-        self._epoch += 1
-        view = RunView(self.source.layers, self.source.experts, self.source.top_k, self._about)
-        view.epoch = self._epoch
-        return view
+        return RunView(self.source.layers, self.source.experts, self.source.top_k, self._about)
 
     def play(self, speed: float | None = None) -> None:
         """From the beginning, or on from a pause; returns at once. ValueError for a speed outside 0.01 to 1000."""
@@ -70,6 +69,25 @@ class Player(Study, Pictures):
         """To the end of the run."""
         with self._lock:
             self._mode = "recorded"
+
+    def live(self) -> None:
+        """To the end of the run."""
+        self.stop()
+        self.board.tick()
+
+    @property
+    def at(self) -> int | None:
+        return None if self._mode == "recorded" else self._number
+
+    @property
+    def shown(self) -> RunView:
+        return self.view
+
+    def _stand(self, stop: Stop) -> None:
+        with self._lock:
+            self.view, self._cursor = stop
+            self._at_ns, self._mode = float(self.view.timeline.last_ns), "paused"
+            self.board.show(self.view)
 
     @property
     def state(self) -> str:
@@ -98,7 +116,7 @@ class Player(Study, Pictures):
         return f"<replay of {self.source.path.name}: {self.view.line()}, {self._mode}>"
 
     def _repr_html_(self) -> str:
-        return figure(self.view)
+        return figure(self.board.shown)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return self._bundle(self.board, repr(self), self._repr_html_())
@@ -121,11 +139,12 @@ class Player(Study, Pictures):
     def _state(self) -> dict[str, Any]:
         settings = {"speed": self.speed, "window": self.view.experts.window}
         notes = "; ".join(self.source.trouble) or None
-        return {"state": self._mode, "model": self.view.line(), "settings": settings, "error": notes}
+        told = {"state": self._mode, "model": self.view.line(), "settings": settings, "error": notes}
+        return told | self._moment(int(self.source.moments[-1]) if len(self.source.moments) else 0)
 
     def _act(self, message: dict[str, Any]) -> None:
         what = message["do"]
-        if self.studied(message):
+        if self.studied(message) or self.travelled(message):
             return
         if what in ("start", "resume"):
             self.play()

@@ -85,7 +85,7 @@ def test_an_empty_run_has_a_frame():
     assert last == -1
     assert header["ttft"] is None
     assert arrays["stage"].shape == (0, 5)
-    assert header["text"] == {"epoch": 0, "sequence": -1, "before": None, "at": [], "piece": []}
+    assert header["text"] == {"epoch": 0, "sequence": -1, "end": -1, "before": None, "at": [], "piece": []}
 
 
 @pytest.mark.parametrize(("shape", "most_bytes"), [((8, 16, 2), 6_000), ((32, 64, 4), 12_000), ((64, 256, 8), 48_000)])

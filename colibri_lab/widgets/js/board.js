@@ -14,8 +14,10 @@ class Board {
     this.controls = controls;
     this.study = new StudyPanel(this, [new ComparePage(this), new WhatIfPage(this), new TunerPage(this)]);
     this.panels = [this.tiles, experts, time, prose, controls, slots, latency, systems, this.study];
+    this.travel = new TravelBar(this);
+    this.panels.push(this.travel);
     this.caption = h("div", {class: "cl-caption"}, h("b", null, "Colibri Lab"), h("span"));
-    this.root.append(this.caption, this.banner, this.trouble, this.tiles.node, h("div", {class: "cl-grid"},
+    this.root.append(this.caption, this.banner, this.trouble, this.tiles.node, this.travel.node, h("div", {class: "cl-grid"},
       h("div", {class: "cl-col"}, experts.node, time.node, prose.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)), systems.node, this.study.node);
     el.append(this.root);
     this.watch();
@@ -37,7 +39,7 @@ class Board {
   }
   dispose() {
     this.off.forEach((stop) => stop());
-    this.size.disconnect(); this.themes.disconnect(); this.controls.dispose(); this.study.dispose();
+    this.size.disconnect(); this.themes.disconnect(); this.controls.dispose(); this.study.dispose(); this.travel.dispose();
     cancelAnimationFrame(this.pending);
   }
   send(message) { this.model.send(message); }

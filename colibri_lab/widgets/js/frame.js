@@ -21,7 +21,9 @@ function parseFrame(view) {
 
 // The pieces of text of one sequence, in order; says whether some were missed on the way.
 class Story {
-  constructor() { this.clear(-1); }
+  constructor() { this.end = Infinity; this.clear(-1); }
+  // the pieces that were there at the moment that is shown: an earlier one hides the later pieces
+  get told() { const n = this.pieces.length; return n && this.pieces[n - 1].at > this.end ? this.pieces.filter((piece) => piece.at <= this.end) : this.pieces; }
   clear(sequence, epoch = 0) { this.sequence = sequence; this.epoch = epoch; this.pieces = []; this.prompt = ""; this.revision = (this.revision || 0) + 1; }
   take(frame) {
     const text = frame && frame.text;
@@ -29,6 +31,7 @@ class Story {
     if (!text || (!again && text.sequence < this.sequence)) return true;
     if (again || text.sequence > this.sequence) this.clear(text.sequence, text.epoch);
     if (text.prompt !== undefined) this.prompt = text.prompt;
+    this.end = text.end;
     const route = frame.a.route, [, layers, k] = route.shape, width = layers * k;
     const last = this.pieces.length ? this.pieces[this.pieces.length - 1].at : -1;
     const whole = !text.at.length || text.before <= last;

@@ -20,7 +20,7 @@ class ProsePanel {
     this.text.addEventListener("keydown", (e) => this.key(e));
   }
   key(e) {
-    const pieces = this.board.story.pieces, step = {ArrowLeft: -1, ArrowRight: 1}[e.key];
+    const pieces = this.board.story.told, step = {ArrowLeft: -1, ArrowRight: 1}[e.key];
     if (e.key === "Escape") this.board.setFocus(null);
     if (!step || !pieces.length) return;
     const at = this.board.focus, now = at && at.kind === "token" ? pieces.findIndex((p) => p.at === at.at) : pieces.length;
@@ -50,16 +50,21 @@ class ProsePanel {
       this.revision = story.revision; this.nodes.forEach((node) => node.remove()); this.nodes.clear(); this.shown = -1;
     }
     put(this.prompt, story.prompt);
+    if (this.shown > story.end) {
+      this.shown = story.end;
+      for (const [at, node] of this.nodes) if (at > story.end) { node.remove(); this.nodes.delete(at); }
+    }
     let added = false;
-    for (const piece of story.pieces) {
+    const told = story.told;
+    for (const piece of told) {
       if (piece.at <= this.shown) continue;
       const node = h("span", {class: "cl-piece", "data-at": piece.at}, piece.text);
       this.paint(node, piece);
       this.cursor.before(node); this.nodes.set(piece.at, node); this.shown = piece.at; added = true;
     }
-    const first = story.pieces.length ? story.pieces[0].at : 0;
-    if (this.nodes.size > story.pieces.length) for (const [at, node] of this.nodes) if (at < first) { node.remove(); this.nodes.delete(at); }
-    this.cursor.hidden = f.state !== "generating";
+    const first = told.length ? told[0].at : 0;
+    if (this.nodes.size > told.length) for (const [at, node] of this.nodes) if (at < first) { node.remove(); this.nodes.delete(at); }
+    this.cursor.hidden = f.state !== "generating" || (f.past && f.past.at >= 0);
     if (added && low) this.text.scrollTop = this.text.scrollHeight;
     this.marks(f);
   }
@@ -78,7 +83,7 @@ class ProsePanel {
     if (at && at.kind === "token" && chosen) says = `token ${chosen.at} ${JSON.stringify(chosen.text)}: ` + this.route(chosen);
     put(this.readout, says);
     const seen = new Map();
-    for (const piece of story.pieces) { const e = this.expert(piece); if (e >= 0) seen.set(e, (seen.get(e) || 0) + 1); }
+    for (const piece of story.told) { const e = this.expert(piece); if (e >= 0) seen.set(e, (seen.get(e) || 0) + 1); }
     const top = [...seen].sort((a, b) => b[1] - a[1] || a[0] - b[0]).slice(0, 6);
     setLegend(this.legend, top.map(([e, n]) => [`expert ${e}: ${n}`, rgba(OKABE[e % 8], 0.55)]));
   }

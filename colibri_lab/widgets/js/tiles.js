@@ -31,6 +31,7 @@ class Tiles {
   draw(f) {
     const [icon, word] = STATES[f.state] || ["", f.state], of = f.max_tokens;
     this.set("state", `${icon} ${word}`, f.made !== undefined ? of ? `${whole(f.made)} of ${many(of, "token")}` : many(f.made, "token") : "", of ? f.made / of : null);
+    if (f.past && f.past.at >= 0 && f.state !== "replay") this.set("state", "◷ held", `token ${whole(f.past.at)}`);
     this.tile.state.node.dataset.state = f.state;
     const pace = f.settings && f.settings.pace;
     this.set("rate", num(f.rate || null), pace ? `last 2 s, pace ${plain(pace)}` : "last 2 s");

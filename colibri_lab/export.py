@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from colibri_lab.paths import file_to_write
 
 
-def write(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Writes `data` and returns the path. OSError names `path` where it cannot be written."""
+def write(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> Path:
+    """Writes `data`, in one piece or many, and returns the path. OSError names `path` where it cannot be written."""
     target = file_to_write(path)
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
@@ -18,7 +19,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> Path:
         raise OSError(error.errno, error.strerror, str(target)) from None
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
