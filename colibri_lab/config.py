@@ -189,6 +189,9 @@ class Config(BaseModel):
     )
     gpu_reset_on_exit: bool = key(False, "free this process's GPU memory on exit", section="placement", built=[False])
     telemetry: bool = key(True, "record events for boards and traces", section="telemetry")
+    telemetry_top_logprobs: int = key(
+        0, "most probable tokens recorded beside each sampled one", section="telemetry", live=True, ge=0, le=20
+    )
     pace: float | None = key(
         None,
         "most tokens per second and sequence, to slow it for the eye; none: off",

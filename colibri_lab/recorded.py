@@ -19,7 +19,7 @@ from colibri_lab.tracelines import BAD, LIMITS, MAX_SLOTS, check_sizes, number, 
 _CHUNK = 4096  # lines held as Python objects before they become arrays
 _RECORDS = {"page": PAGES, "slot": SLOT, "sequence": SEQUENCE, "token": TOKEN}
 _STREAM = {"token": "tokens", "page": "pages", "slot": "slots", "sequence": "sequences"}
-_STREAM |= {"text": "texts", "note": "notes", "gauge": "gauges"}
+_STREAM |= {"text": "texts", "logprobs": "logprobs", "note": "notes", "gauge": "gauges"}
 
 
 class ReplaySource(Streams):
@@ -73,6 +73,11 @@ class _Reader:
             at = [number(event, name, 1 << 32) for name in ("sequence", "position")]
             self.done["texts"].append((*at, str(event["text"])))
             self.counts["texts"] += 1
+        elif kind == "logprobs":
+            at = [number(event, name, 1 << 32) for name in ("sequence", "position")]
+            of = tracelines.choice(event["chosen"]), tracelines.choices(event["best"])
+            self.done["logprobs"].append((*at, *of))
+            self.counts["logprobs"] += 1
         elif kind == "note":
             if event["key"] in ("model", "settings") and isinstance(event["value"], dict):
                 check_sizes(event["value"])

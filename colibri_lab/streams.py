@@ -13,7 +13,7 @@ from colibri_lab.rings import joined
 from colibri_lab.trace import STREAMS, Batch, Cursor, Facts
 
 Drops = dict[str, list[tuple[int, int]]]  # per stream: (index of the next event, how many are missing before it)
-_PIECE, _NOTE = 120, 400  # bytes of a piece of text and of a note, about
+LISTS = {"texts": 120, "notes": 400, "logprobs": 900}  # streams that are no arrays, with the bytes of an event, about
 
 
 class Streams:
@@ -43,31 +43,37 @@ class Streams:
                 counts[name] += len(have[name])
             for name, pieces in streams.items():
                 pieces.append(have[name])
-        listed = {name: [event for piece in streams.pop(name) for event in piece] for name in ("texts", "notes")}
+        listed = {name: [event for piece in streams.pop(name) for event in piece] for name in LISTS}
         arrays = {name: joined(pieces) for name, pieces in streams.items()}
         return cls(layers, experts, top_k, arrays | listed, drops, parts[-1].names if parts else ())
 
     @property
     def nbytes(self) -> int:
-        lists = _PIECE * len(self._streams["texts"]) + _NOTE * len(self._streams["notes"])
+        lists = sum(size * len(self._streams[name]) for name, size in LISTS.items())
         return lists + sum(part.nbytes for part in self._streams.values() if isinstance(part, np.ndarray))
 
     @cached_property
     def times(self) -> dict[str, np.ndarray]:
-        """u8 of each event of each stream; a piece of text happens when the row before its position was computed."""
-        rows, texts = self._streams["tokens"], self._streams["texts"]
+        """u8 of each event of each stream. Text, and what it was chosen from, are there when the row before it is."""
+        rows = self._streams["tokens"]
         key = (rows["sequence"].astype("u8") << np.uint64(32)) + rows["position"] + np.uint64(1)
         order = np.argsort(key, kind="stable")
-        sequence, position = (np.fromiter((text[i] for text in texts), "u8", len(texts)) for i in (0, 1))
-        wanted = (sequence << np.uint64(32)) + position
-        at = np.searchsorted(key[order], wanted, "right") - 1
-        text_t = np.zeros(len(texts), "u8")
-        known = at >= 0
-        known[known] = key[order][at[known]] == wanted[known]
-        text_t[known] = rows["t_ns"][order[at[known]]]
         told = {name: self._streams[name]["t_ns"] for name in ("tokens", "pages", "slots", "sequences", "gauges")}
-        told |= {"texts": text_t, "notes": np.array([t for *_, t in self._streams["notes"]], "u8")}
+        told["notes"] = np.array([t for *_, t in self._streams["notes"]], "u8")
+        for name in ("texts", "logprobs"):
+            said = self._streams[name]
+            sequence, position = (np.fromiter((event[i] for event in said), "u8", len(said)) for i in (0, 1))
+            wanted = (sequence << np.uint64(32)) + position
+            at = np.searchsorted(key[order], wanted, "right") - 1
+            told[name] = np.zeros(len(said), "u8")
+            known = at >= 0
+            known[known] = key[order][at[known]] == wanted[known]
+            told[name][known] = rows["t_ns"][order[at[known]]]
         return {name: np.maximum.accumulate(t) if len(t) else t.astype("u8") for name, t in told.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        """An array or a list, not to be changed."""
+        return self._streams[name]
 
     @cached_property
     def moments(self) -> np.ndarray:
@@ -84,12 +90,6 @@ class Streams:
     @cached_property
     def end_ns(self) -> int:
         return max((int(t[-1]) for name, t in self.times.items() if name != "notes" and len(t)), default=0)
-
-    @property
-    def sequences(self) -> np.ndarray:
-        """SEQUENCE [n]: which began or ended, and when."""
-        rows: np.ndarray = self._streams["sequences"]
-        return rows
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
@@ -150,4 +150,4 @@ def nothing(layers: int, top_k: int) -> dict[str, Any]:
     shapes = {"route": ((0, layers, top_k), "u2"), "weight": ((0, layers, top_k), "f2"), "slot": ((0, layers), "i4")}
     empty: dict[str, Any] = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
     kinds = {"tokens": TOKEN, "pages": PAGES, "slots": SLOT, "sequences": SEQUENCE, "gauges": GAUGE}
-    return empty | {name: np.zeros(0, dtype) for name, dtype in kinds.items()} | {"texts": [], "notes": []}
+    return empty | {name: np.zeros(0, dtype) for name, dtype in kinds.items()} | {name: [] for name in LISTS}

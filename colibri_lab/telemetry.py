@@ -17,7 +17,7 @@ import numpy as np
 from colibri_lab.events import GAUGE, GAUGES, PAGES, SEQUENCE, SLOT, TOKEN, Phase
 from colibri_lab.recorded import ReplaySource, replay
 from colibri_lab.rings import Deferred, Objects, Records, Ring
-from colibri_lab.trace import Batch, Cursor, Facts, Recorder, Source, TraceError
+from colibri_lab.trace import Batch, Choice, Cursor, Facts, Recorder, Source, TraceError
 
 __all__ = ["Batch", "Cursor", "NullTelemetry", "Recorder", "ReplaySource", "Source", "Telemetry"]
 __all__ += ["TraceError", "replay"]
@@ -38,10 +38,12 @@ class Telemetry:
         self._sequences = Records(min(capacity, 4096), SEQUENCE)
         self._gauges = Ring(min(capacity, 1024), (GAUGE, ()))
         self._texts, self._notes = Objects(capacity), Objects(min(capacity, 1024))
+        self._logprobs = Objects(min(capacity, 4096))
         # in the order they are read: a piece of text is written after its row, so its row is in the same batch
         self._rings: dict[str, Ring] = {
             "notes": self._notes,
             "texts": self._texts,
+            "logprobs": self._logprobs,
             "sequences": self._sequences,
             "gauges": self._gauges,
         }
@@ -178,6 +180,10 @@ class Telemetry:
         """The decoded piece of the token at `position` of `sequence`."""
         self._texts.put((sequence, position, text))
 
+    def logprobs(self, sequence: int, position: int, chosen: Choice, best: list[Choice]) -> None:
+        """What the token at `position` of `sequence` was chosen from: it and the most probable ones, best first."""
+        self._logprobs.put((sequence, position, chosen, best))
+
     def gauges(self, t_ns: int, counters: Mapping[str, Any]) -> None:
         """A sample of counters(): nested names become "pager.faults". At most GAUGES names; others are noted."""
         values = dict(_flat(counters))
@@ -224,9 +230,11 @@ class Telemetry:
                 self._dropped += sum(missing.values())
         tokens, route, weight, slot = parts["tokens"]
         pages, slots, sequences, gauges = (parts[name][0] for name in ("pages", "slots", "sequences", "gauges"))
-        texts, notes = parts["texts"], parts["notes"]
+        lists = parts["texts"], parts["notes"]
         names = tuple(self._names)
-        return Batch(tokens, route, weight, slot, pages, slots, sequences, texts, notes, missing, gauges, names)
+        return Batch(
+            tokens, route, weight, slot, pages, slots, sequences, *lists, missing, gauges, names, parts["logprobs"]
+        )
 
     def counters(self) -> dict[str, int]:
         """events written; dropped: events that some reader was too slow for."""
@@ -251,7 +259,7 @@ class NullTelemetry(Telemetry):
     def _nothing(self, *_: Any, **__: Any) -> None:
         return
 
-    step = one = page = slot = sequence = text = gauges = _keep = _nothing
+    step = one = page = slot = sequence = text = logprobs = gauges = _keep = _nothing
 
 
 def _flat(counters: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:

@@ -1,10 +1,10 @@
 """A run's events as arrays: one Batch from any source, written to trace.jsonl and read back.
 
 Each line of a trace is one strict JSON object. The first is the header
-``{"e": "header", "format": "colibri-trace", "version": 2, "layers": L, "experts": E, "top_k": k, "engine": {...}}``;
-every other line is one event, its kind under "e" (token, page, slot, sequence, text, note, dropped, names, gauge) and
-the fields of events.py beside it. "names" adds names to the columns of the gauges after it. Version 1 had neither names
-nor gauges, and no times of notes; it is read too.
+``{"e": "header", "format": "colibri-trace", "version": 3, "layers": L, "experts": E, "top_k": k, "engine": {...}}``;
+every other line is one event, its kind under "e" (token, page, slot, sequence, text, logprobs, note, dropped, names,
+gauge) and the fields of events.py beside it. "names" adds names to the columns of the gauges after it. Version 2 had no
+logprobs, version 1 neither these nor names nor gauges, and no times of notes; both are read too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from colibri_lab.events import GAUGE
 from colibri_lab.export import write
 from colibri_lab.paths import file_to_write
 
-FORMAT, VERSION = "colibri-trace", 2
-STREAMS = ("tokens", "pages", "slots", "sequences", "texts", "notes", "gauges")
+FORMAT, VERSION = "colibri-trace", 3
+STREAMS = ("tokens", "pages", "slots", "sequences", "texts", "logprobs", "notes", "gauges")
+Choice = tuple[int, str, float]  # id of a token, its text, natural log of its probability
 Facts = dict[str, Any]
 
 
@@ -48,6 +49,7 @@ class Batch:
 
     tokens TOKEN [n]; route u2 and weight f2 [n, L, k]; slot i4 [n, L]; pages PAGES; slots SLOT; sequences SEQUENCE;
     texts [(sequence, position, piece)]; notes [(key, value, t_ns)]; gauges GAUGE, whose first columns have these names;
+    logprobs [(sequence, position, chosen, best)], see Telemetry.logprobs;
     missing: events of each stream that were overwritten before this read, older than what the batch holds of it.
     """
 
@@ -63,14 +65,14 @@ class Batch:
     missing: dict[str, int] = field(default_factory=dict)
     gauges: np.ndarray = field(default_factory=lambda: np.zeros(0, GAUGE))
     names: tuple[str, ...] = ()
+    logprobs: list[tuple[int, int, Choice, list[Choice]]] = field(default_factory=list)
 
     @property
     def dropped(self) -> int:
         return sum(self.missing.values())
 
     def __len__(self) -> int:
-        streams = (self.tokens, self.pages, self.slots, self.sequences, self.texts, self.notes, self.gauges)
-        return sum(len(stream) for stream in streams)
+        return sum(len(getattr(self, name)) for name in STREAMS)
 
 
 class Source(Protocol):
@@ -117,6 +119,8 @@ def _events(batch: Batch, known: int) -> Iterator[Facts]:
     beside = {"route": batch.route.tolist(), "weight": _plain_weights(batch.weight), "slots": batch.slot.tolist()}
     yield from _rows("token", batch.tokens, beside)
     yield from ({"e": "text", "sequence": s, "position": p, "text": t} for s, p, t in batch.texts)
+    for s, p, chosen, best in batch.logprobs:
+        yield {"e": "logprobs", "sequence": s, "position": p, "chosen": chosen, "best": best}
 
 
 def save(source: Source, path: str | os.PathLike[str], engine: Facts | None = None) -> Path:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from colibri_lab.events import GAUGES
-from colibri_lab.trace import FORMAT, VERSION, Facts, TraceError
+from colibri_lab.trace import FORMAT, VERSION, Choice, Facts, TraceError
 
 MAX_LINE = 1 << 20  # bytes; a longer line is not one of ours
 MAX_NAME = 200  # characters of a gauge's name
 LIMITS = {"layers": 1024, "experts": 65535, "top_k": 1024}
 MAX_SLOTS = 1 << 24  # views hold an array of them
+MAX_CHOICES = 64  # that a token was chosen from
 SIZES = {"kv_slots": MAX_SLOTS, "kv_slot_size": 1 << 32}  # facts that views calculate with, and their limits
 SIZES |= dict.fromkeys(("expert_bytes", "expert_cache_bytes", "experts_total_bytes"), 1 << 62)
 SNAPSHOT = {"resident", "pinned", "slots"}
@@ -66,8 +67,8 @@ def objects(path: Path) -> Iterator[tuple[int, Facts | None, str]]:
 def header(path: Path, found: Facts | None) -> Facts:
     if found is None or found.get("format") != FORMAT:
         raise TraceError(f"{path}: not a trace: the first line must be a {FORMAT} header, as Recorder writes it")
-    if found.get("version") not in (1, VERSION):
-        raise TraceError(f"{path}: trace version {str(found.get('version'))[:20]}, this build reads 1 and {VERSION}")
+    if found.get("version") not in range(1, VERSION + 1):
+        raise TraceError(f"{path}: trace version {str(found.get('version'))[:20]}, this build reads 1 to {VERSION}")
     if not isinstance(found.get("engine"), dict):
         raise TraceError(f"{path}: header: engine must be an object")
     try:
@@ -102,6 +103,25 @@ def sample(found: Facts, known: int) -> tuple[int, np.ndarray]:
     if not all(v is None or (type(v) in (int, float) and abs(v) < 1e300) for v in values):
         raise ValueError("value must hold numbers and null alone")
     return number(found, "t_ns", 1 << 63), np.array(values, "f8")  # null reads as nan
+
+
+def choice(value: Any) -> Choice:
+    """A token that could be chosen; ValueError unless it is [id, text, logprob]."""
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError("a choice must be [id, text, logprob]")
+    id, text, logprob = value
+    if type(id) is not int or not 0 <= id < 1 << 31 or not isinstance(text, str) or len(text) > MAX_NAME:
+        raise ValueError(f"a choice must begin with a token id and at most {MAX_NAME} characters of text")
+    if type(logprob) not in (int, float) or not -1e30 < logprob <= 0:
+        raise ValueError("a choice's logprob must be a number of at most 0")
+    return id, text, float(logprob)
+
+
+def choices(value: Any) -> list[Choice]:
+    """ValueError unless it is a list of at most MAX_CHOICES."""
+    if not isinstance(value, list) or len(value) > MAX_CHOICES:
+        raise ValueError(f"best must be a list of at most {MAX_CHOICES} choices")
+    return [choice(one) for one in value]
 
 
 def check_snapshot(value: Any, header: Facts) -> None:

@@ -21,6 +21,7 @@ from . import evaluate, show
 from .follow import Followed, follow
 from .interrupt import Shield
 from .loading import Parts, build, settle
+from .logprobs import Logprobs
 from .pipeline import Pipeline
 from .request import Asked, prepare, prompt_ids, text_or_ids
 from .sampler import Sampler
@@ -47,7 +48,7 @@ class Engine:
         self._board = Board(p.config, limits, p.pager.check)
         sampler = Sampler(weakref.WeakMethod(self.counters), partial(show.warnings, p))
         self._stepper = Stepper(self._board, p.transformer, p.pager, p.ahead, p.kv, p.telemetry, sampler,
-                                p.persistence)  # fmt: skip
+                                Logprobs(p.tokenizer.decode), p.persistence)  # fmt: skip
         self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.due)
         self._one_evaluation = threading.Lock()  # there is one spare seat for logits and perplexity
         self._numbers = iter(range(1, 1 << 32))

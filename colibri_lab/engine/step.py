@@ -22,6 +22,7 @@ from ..pager.pager import Pager
 from ..pager.policies import policy_name
 from .adapt import BatchSize
 from .batcher import Batcher
+from .logprobs import Logprobs
 from .sampler import Sampler
 from .sampling import log_probability
 from .sequence import SAID, Reason, Request, Token, Work, rows_of
@@ -34,8 +35,9 @@ class Stepper:
     """Advances all running requests. Called by one thread at a time; between two calls everything is consistent."""
 
     def __init__(self, board: Board, transformer: Transformer, pager: Pager, ahead: Lookahead, kv: KVCache,
-                 telemetry: Any, sampler: Sampler, persistence: Persistence | None = None) -> None:  # fmt: skip
-        self._board, self.sampler = board, sampler
+                 telemetry: Any, sampler: Sampler, logprobs: Logprobs,
+                 persistence: Persistence | None = None) -> None:  # fmt: skip
+        self._board, self.sampler, self.logprobs = board, sampler, logprobs
         self.config = board.config  # replaced as a whole at token boundaries
         self.transformer, self.pager, self.ahead, self.kv, self.telemetry = transformer, pager, ahead, kv, telemetry
         self.persistence = persistence
@@ -103,6 +105,8 @@ class Stepper:
             raise
         end = clock()
         self._tell(works, tokens, begin, head, end, before)
+        if self.config.telemetry_top_logprobs:
+            self.logprobs.tell(self.telemetry, self.config.telemetry_top_logprobs, works, tokens, self.transformer.rows)
         self._commit(works, tokens, begin, end)
         return True
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from colibri_lab.events import SequenceKind
-from colibri_lab.streams import Streams
+from colibri_lab.streams import LISTS, Streams
 from colibri_lab.trace import STREAMS, Batch, Cursor
 from colibri_lab.view.remembered import remembered
 from colibri_lab.view.run import RunView
+from colibri_lab.view.token import TokenDetail
 
 LIMIT = 6 << 20  # bytes of events
 PARTS = 16  # in which they come and go
@@ -45,7 +46,7 @@ class Past:
         self.last = len(self._parts[0].moments) - 1  # number of the newest token
         # starts: (number of its first token, sequence); gaps: (number of the token after it, rows missed)
         self.marks: dict[str, Marks] = {"starts": [], "gaps": []}
-        self._mark(_starts(self._parts[0].sequences, self._parts[0].moments, 0), self._parts[0].gaps)
+        self._mark(_starts(self._parts[0]["sequences"], self._parts[0].moments, 0), self._parts[0].gaps)
 
     @property
     def first(self) -> int:
@@ -65,7 +66,8 @@ class Past:
             gaps = [(self.last + 1, missed)] if missed else []
             self._mark(_starts(batch.sequences, moments, self.last + 1), gaps)
         self.last += len(moments)
-        self._loose_bytes += _BATCH + sum(getattr(batch, name).nbytes for name in _ARRAYS)
+        lists = sum(size * len(getattr(batch, name)) for name, size in LISTS.items())
+        self._loose_bytes += _BATCH + lists + sum(getattr(batch, name).nbytes for name in _ARRAYS)
         if self._loose_bytes > self._limit // PARTS:
             self._close()
             while self._bytes > self._limit:
@@ -102,6 +104,22 @@ class Past:
         at = int(np.searchsorted(steps, moments[self._place(token)])) + by
         moment = steps[min(max(at, 0), len(steps) - 1)]
         return self.first + int(np.searchsorted(moments, moment, "right")) - 1
+
+    def detail(self, token: int) -> TokenDetail:
+        """Of one token. ValueError where it is kept no more, or not there yet."""
+        if not self.first <= token <= self.last:
+            kept = f"{self.first} to {self.last} are kept" if self.last >= self.first else "none is kept"
+            raise ValueError(f"token {token} is not kept: {kept}")
+        self._moments()
+        return TokenDetail.of(self._parts[0], token - self.first, token)
+
+    def find(self, sequence: int, position: int) -> int:
+        """The number of the token at a position of a sequence. ValueError where it is kept no more."""
+        rows = self._whole()["tokens"]
+        mine = (rows["sequence"] == sequence) & (rows["position"] == position - 1) & (rows["token"] >= 0)
+        if not mine.any():
+            raise ValueError(f"the token at position {position} of request {sequence} is no longer kept")
+        return self.first + int((rows["token"][: int(np.flatnonzero(mine)[-1])] >= 0).sum())
 
     def rest(self) -> None:
         """Nobody looks any more: the copies along the way go."""

@@ -92,14 +92,7 @@ class Timeline:
         for name in ("t_ns", "sequence", "position", "phase", "rows", "latency_ns", "faults", "hits", "evictions"):
             out[name] = rows[name]
         out["bytes_read"] = rows["bytes_read"]
-        stages = out["stages_ns"]
-        for i, name in enumerate(("experts_ns", "attention_ns", "io_ns", "head_ns")):
-            stages[:, i] = rows[name]
-        # a decoded row's latency is its step's: only its share of it is in the row's stages
-        decode = rows["phase"] == Phase.DECODE
-        whole = np.where(decode, rows["latency_ns"] // np.maximum(rows["rows"], 1), rows["latency_ns"])
-        known = stages[:, :4].sum(axis=1)
-        stages[:, 4] = np.where(whole > known, whole - np.minimum(known, whole), 0)
+        out["stages_ns"] = stages(rows)
         out["gap"][0], self._pending_gap = self._pending_gap, 0
         return out
 
@@ -168,6 +161,19 @@ class Timeline:
             last = self.columns[-columns:]
             hits, faults = int(last["hits"].sum(dtype="u8")), int(last["faults"].sum(dtype="u8"))
         return hits / (hits + faults) if hits + faults else None
+
+
+def stages(rows: np.ndarray) -> np.ndarray:
+    """u8 [n, 5], nanoseconds: the share of each row of TOKEN in each of STAGES."""
+    out = np.zeros((len(rows), len(STAGES)), "u8")
+    for i, name in enumerate(("experts_ns", "attention_ns", "io_ns", "head_ns")):
+        out[:, i] = rows[name]
+    # a decoded row's latency is its step's: only its share of it is in the row's stages
+    decode = rows["phase"] == Phase.DECODE
+    whole = np.where(decode, rows["latency_ns"] // np.maximum(rows["rows"], 1), rows["latency_ns"])
+    known = out[:, :4].sum(axis=1)
+    out[:, 4] = np.where(whole > known, whole - np.minimum(known, whole), 0)
+    return out
 
 
 def _nice(value: float) -> float:

@@ -18,7 +18,7 @@ from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
 _SCRIPTS = "colours frame panel experts time slots latency prose tiles controls systems".split()
-_SCRIPTS += "travel study compare whatif tuner board".split()
+_SCRIPTS += "travel token study compare whatif tuner board".split()
 _WATCHED_S = 6.0
 _PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
 
@@ -56,6 +56,7 @@ class Board(anywidget.AnyWidget):
     tuner: Any = traitlets.Dict({}).tag(sync=True)
     tuned: Any = traitlets.Dict({}).tag(sync=True)
     moments: Any = traitlets.Dict({}).tag(sync=True)
+    detail: Any = traitlets.Dict({}).tag(sync=True)
     can: Any = traitlets.List([]).tag(sync=True)
     prompt = traitlets.Unicode("").tag(sync=True)
     max_tokens = traitlets.Int(200).tag(sync=True)

@@ -12,6 +12,7 @@ from colibri_lab import trace
 from colibri_lab.view.html import size
 from colibri_lab.view.past import Past, Stop
 from colibri_lab.view.run import RunView
+from colibri_lab.view.token import TokenDetail
 from colibri_lab.widgets.board import Board
 
 
@@ -56,6 +57,13 @@ class Travel:
         """The view that the board draws."""
         raise NotImplementedError
 
+    def token(self, token: int = -1) -> TokenDetail:
+        """One token in figures and as a picture: route, gate weights, reads, stages, probabilities. Numbers as in seek.
+
+        ValueError where it is kept no more.
+        """
+        return self.board.now(lambda _: self.past.detail(token if token >= 0 else self.past.last + 1 + token))
+
     def _stand(self, stop: Stop) -> None:
         """Shows a view of the past; the cursor of the stop is behind it."""
         raise NotImplementedError
@@ -78,6 +86,10 @@ class Travel:
             self.step(int(message["by"]))
         elif what == "live":
             self.live()
+        elif what == "token":
+            place = int(message["sequence"]), int(message["position"])
+            detail = self.board.now(lambda _: self.past.detail(self.past.find(*place)))
+            self.board.detail = detail.told()
         elif what == "save":
             self._save(str(message["name"]).strip())
         else:

@@ -170,3 +170,42 @@ def test_the_time_line_on_a_small_screen(board, width):
         board.wait_for_timeout(400)
         assert board.evaluate(looked) == []
         shot(board, f"travel_{width}_{theme.lower()}")
+
+
+def test_click_on_a_token(board):
+    board.get_by_role("tab", name="Tuner").click()
+    field = board.get_by_label("telemetry top logprobs")
+    field.fill("4")
+    field.press("Enter")
+    generate(board)
+    lab.until(lambda: board.locator(".cl-piece").count() > 40, 10, "some text")
+    panel = board.locator(".cl-token")
+    assert panel.is_hidden()
+    piece = board.locator(".cl-piece").nth(20)
+    words_of_it = piece.inner_text()
+    piece.click()
+    assert lab.until(panel.is_visible, 3, "the token's panel") < 1
+    assert words_of_it.strip() in panel.locator(".cl-head b").inner_text()
+    assert panel.locator(".cl-route tr").count() == 8 and panel.locator(".cl-route td").count() == 16
+    assert panel.locator(".cl-odds tr").count() in (4, 5)
+    assert panel.locator(".cl-odds tr.on").count() == 1, "the one that was chosen"
+    assert "attention" in panel.inner_text() and "expert faults" in panel.inner_text()
+    lab.until(lambda: board.locator(".cl-chosen").count() == 1, 1, "it is marked in the text")
+    button(board, "Stop").click()
+    lab.until(lambda: lab.data(board, "state") == "idle", 3, "stop")
+    for theme in ("Light", "Dark"):
+        lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=5000)
+        board.wait_for_timeout(400)
+        shot(board, f"token_{theme.lower()}")
+    board.locator(".cl-text").focus()
+    for key in ("ArrowLeft", "ArrowLeft", "Enter"):
+        board.keyboard.press(key)
+    last = board.locator(".cl-piece").nth(-2).inner_text()
+    lab.until(lambda: last.strip() in panel.locator(".cl-head b").inner_text(), 2, "another one, by keyboard")
+    panel.get_by_role("button", name="Show this moment").click()
+    lab.until(lambda: "before the newest" in words(board), 2, "the board goes there")
+    assert f"number {number(board):,}" in panel.locator(".cl-sub").first.inner_text()
+    board.locator(".cl-text").focus()
+    board.keyboard.press("Escape")
+    lab.until(panel.is_hidden, 2, "Escape closes it")

@@ -31,6 +31,7 @@ def test_every_promised_key_exists_with_its_facts() -> None:
     assert set(Config.live_keys()) == {
         "batch_adapt_interval_ms",
         "expert_cache_bytes", "eviction_policy", "pace", "max_batch_size", "prefetcher", "prefill_chunk",
+        "telemetry_top_logprobs",
     }  # fmt: skip
     properties = json.loads(json.dumps(Config.model_json_schema()))["properties"]
     assert properties["kv_cache_max_slots"]["default"] == 2048

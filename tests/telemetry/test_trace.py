@@ -25,6 +25,7 @@ def recorded(tmp_path_factory):
     engine = FakeEngine(layers=3, experts=5, slots=64)
     cursor, recorder = engine.telemetry.cursor(), Recorder(engine.telemetry, path, engine.describe())
     engine.telemetry.note("prompt", "so \u2028 weit")
+    engine.settings.telemetry_top_logprobs = 3
     engine.run(60)
     assert not path.exists(), "a trace has its name only when it is whole"
     assert recorder.close() == path
@@ -50,6 +51,7 @@ def test_replay_gives_the_live_arrays_exactly(recorded):
         same(ours, theirs)
     assert batch.texts == live.texts
     assert batch.notes == live.notes
+    assert batch.logprobs == live.logprobs and len(batch.logprobs) == 60
     assert batch.names == live.names
     assert "pager.faults" in batch.names and len(batch.gauges) > 1
     assert "Recorded run" in source._repr_html_()
@@ -183,6 +185,10 @@ def snapshot(lines, **value):
     return after(lines, e="note", key="snapshot", value={"slots": []} | value)
 
 
+def odds(lines, **fields):
+    return after(lines, **{"e": "logprobs", "sequence": 1, "position": 1, "chosen": [1, "a", -1], "best": []} | fields)
+
+
 def gauge(lines, rest):
     """The trace's header, one name and a gauge."""
     return [lines[0], b'{"e":"names","names":["x"]}', b'{"e":"gauge","t_ns":' + rest + b"}"]
@@ -193,7 +199,7 @@ def gauge(lines, rest):
     [
         (lambda lines: [], "not a trace"),
         (lambda lines: [b"hello", *lines], "not a trace"),
-        (lambda lines: [lines[0].replace(b'"version":2', b'"version":7'), *lines[1:]], "trace version 7"),
+        (lambda lines: [lines[0].replace(b'"version":3', b'"version":7'), *lines[1:]], "trace version 7"),
         (lambda lines: [lines[0].replace(b'"layers":3', b'"layers":-3'), *lines[1:]], "layers must be a whole number"),
         (lambda lines: [lines[0].replace(b'"layers":3', b'"layers":4'), *lines[1:]], "reshape|inhomogeneous|shape"),
         (lambda lines: [*lines[:5], b"[1, 2]", *lines[5:]], "line 6: not a JSON object"),
@@ -230,6 +236,13 @@ def gauge(lines, rest):
         (lambda lines: gauge(lines, b'1,"value":[true]'), "line 3: value must hold numbers"),
         (lambda lines: gauge(lines, b'1.5,"value":[1]'), "line 3: t_ns must be"),
         (lambda lines: after(lines, e="dropped", stream="tokens", count=-5), "line 6: count must be"),
+        (lambda lines: odds(lines, chosen=[1, "a"]), "line 6: a choice must be"),
+        (lambda lines: odds(lines, chosen=[-1, "a", -1]), "line 6: a choice must begin with a token id"),
+        (lambda lines: odds(lines, chosen=[1, "a" * 201, -1]), "line 6: a choice must begin"),
+        (lambda lines: odds(lines, chosen=[1, "a", 0.5]), "line 6: a choice's logprob"),
+        (lambda lines: odds(lines, best=[[1, "a", True]]), "line 6: a choice's logprob"),
+        (lambda lines: odds(lines, best=[[1, "a", -1]] * 65), "line 6: best must be a list of at most 64"),
+        (lambda lines: odds(lines, position=-1), "line 6: position must be"),
     ],
 )  # fmt: skip
 def test_hostile_files_name_the_file_and_the_line(recorded, tmp_path, change, says):

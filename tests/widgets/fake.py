@@ -131,6 +131,10 @@ class FakeEngine:
         self.total["prefill_tokens" if phase == Phase.PREFILL else "decode_tokens"] += 1
         return took
 
+    def choices(self, sequence, position):
+        words = [(i, f" {WORDS[(position + i) % len(WORDS)]}", -0.5 - i) for i in range(5)]
+        self.telemetry.logprobs(sequence, position, words[position % 5], words[: self.settings.telemetry_top_logprobs])
+
     def sample(self, t_ns):
         self.due_ns = t_ns + 100 * MS
         self.telemetry.gauges(t_ns, self.counters())
@@ -177,6 +181,8 @@ class FakeEngine:
             t_ns += self.step(sequence, position, phase, t_ns) + 50_000
             if phase == Phase.DECODE:
                 self.telemetry.text(sequence, position + 1, " " + WORDS[position % len(WORDS)])
+                if self.settings.telemetry_top_logprobs:
+                    self.choices(sequence, position + 1)
         self.finish(sequence, 0, t_ns)
         return t_ns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import numpy as np
@@ -187,6 +188,45 @@ def test_a_long_run_is_saved_from_where_it_is_kept_on(tmp_path):
             assert ours.prose.after(-1).text == theirs.prose.after(-1).text
             assert ours.timeline.prompt_tokens == theirs.timeline.prompt_tokens
         player.close()
+
+
+def test_one_token_in_figures_and_as_a_picture(lab):
+    newest, other = lab.token(), lab.token(40)
+    assert (newest.number, newest.sequence, newest.position, newest.text) == (99, 2, 65, " w64")
+    assert (other.number, other.sequence, other.position) == (40, 2, 6)
+    assert (newest.probability, newest.best) == (None, [])
+    assert [len(layer) for layer in newest.experts] == [2, 2, 2] == [len(layer) for layer in newest.weights]
+    assert sum(read == "read" for layer in newest.reads for read in layer) == newest.faults
+    assert newest.faults + newest.hits == 6
+    assert abs(sum(newest.stages_ms.values()) - newest.latency_ms) < 1e-6
+    html = newest._repr_html_()
+    assert "expert " in html and "layer 2" in html and "&#x27; w64&#x27;" in html
+    assert repr(newest).startswith("<token 99 ' w64': ")
+    with pytest.raises(ValueError, match=r"token 100 is not kept: 0 to 99 are kept"):
+        lab.token(100)
+
+
+def test_the_page_asks_for_a_token_and_gets_it_once(lab, wire, tmp_path):
+    lab.engine.settings.telemetry_top_logprobs = 3
+    lab.engine.run(10, t_ns=lab.view.timeline.last_ns + 10**6)
+    lab.board.tick()
+    del wire.messages[:]
+    press(lab, do="token", sequence=3, position=9)
+    told = [update["detail"] for update in wire.updates() if "detail" in update]
+    assert len(told) == 1 and told[0] == lab.board.detail
+    assert (told[0]["number"], told[0]["position"], len(told[0]["best"])) == (101, 9, 3)
+    assert 0 < told[0]["probability"] < 1
+    json.dumps(told[0], allow_nan=False)
+    lab.engine.run(1, t_ns=lab.view.timeline.last_ns + 10**6)
+    lab.board.tick()
+    assert sum("detail" in update for update in wire.updates()) == 1, "not with frames"
+    press(lab, do="token", sequence=3, position=900)
+    lab.board.tick()
+    assert "no longer kept" in picture(lab)["error"]
+    player = replay(lab.save(tmp_path / "run.trace"), hz=1)
+    press(player, do="token", sequence=3, position=9)
+    assert player.board.detail == told[0], "the same in a recorded run, words and all"
+    player.close()
 
 
 def test_going_live_lets_go_of_the_copies(lab):

@@ -11,14 +11,15 @@ class Board {
     this.tiles = new Tiles(this);
     const [experts, time, prose] = [new ExpertsPanel(this), new TimePanel(this), new ProsePanel(this)];
     const [controls, slots, latency, systems] = [new ControlsPanel(this), new SlotsPanel(this), new LatencyPanel(this), new SystemsPanel(this)];
-    this.controls = controls;
+    this.controls = controls; this.prose = prose;
     this.study = new StudyPanel(this, [new ComparePage(this), new WhatIfPage(this), new TunerPage(this)]);
     this.panels = [this.tiles, experts, time, prose, controls, slots, latency, systems, this.study];
     this.travel = new TravelBar(this);
-    this.panels.push(this.travel);
+    this.token = new TokenPanel(this);
+    this.panels.unshift(this.token, this.travel);
     this.caption = h("div", {class: "cl-caption"}, h("b", null, "Colibri Lab"), h("span"));
     this.root.append(this.caption, this.banner, this.trouble, this.tiles.node, this.travel.node, h("div", {class: "cl-grid"},
-      h("div", {class: "cl-col"}, experts.node, time.node, prose.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)), systems.node, this.study.node);
+      h("div", {class: "cl-col"}, experts.node, time.node, prose.node, this.token.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)), systems.node, this.study.node);
     el.append(this.root);
     this.watch();
     this.text();
@@ -39,7 +40,7 @@ class Board {
   }
   dispose() {
     this.off.forEach((stop) => stop());
-    this.size.disconnect(); this.themes.disconnect(); this.controls.dispose(); this.study.dispose(); this.travel.dispose();
+    this.size.disconnect(); this.themes.disconnect(); this.controls.dispose(); this.study.dispose(); this.travel.dispose(); this.token.dispose();
     cancelAnimationFrame(this.pending);
   }
   send(message) { this.model.send(message); }
@@ -48,7 +49,7 @@ class Board {
     this.dark = light ? light === "false" : matchMedia("(prefers-color-scheme: dark)").matches;
     this.root.dataset.theme = this.dark ? "dark" : "light";
     this.theme = readTheme(this.root);
-    if (this.story.pieces.length && this.panels[3].tint !== undefined) this.panels[3].tintAll();
+    if (this.story.pieces.length && this.prose.tint !== undefined) this.prose.tintAll();
     this.redraw();
   }
   // the kernel went away, or speaks again

@@ -15,13 +15,15 @@ class ProsePanel {
       const at = e.target.dataset && e.target.dataset.at;
       board.setFocus(at ? {kind: "token", at: Number(at)} : null);
     });
+    this.text.addEventListener("click", (e) => { const at = e.target.dataset && e.target.dataset.at; if (at) board.token.ask(Number(at)); });
     this.text.addEventListener("pointerleave", () => board.setFocus(null));
     this.text.addEventListener("blur", () => board.setFocus(null));
     this.text.addEventListener("keydown", (e) => this.key(e));
   }
   key(e) {
     const pieces = this.board.story.told, step = {ArrowLeft: -1, ArrowRight: 1}[e.key];
-    if (e.key === "Escape") this.board.setFocus(null);
+    if (e.key === "Escape") { this.board.setFocus(null); this.board.token.shut(); }
+    if (e.key === "Enter" && this.board.focus && this.board.focus.kind === "token" && this.board.focus.at >= 0) this.board.token.ask(this.board.focus.at);
     if (!step || !pieces.length) return;
     const at = this.board.focus, now = at && at.kind === "token" ? pieces.findIndex((p) => p.at === at.at) : pieces.length;
     const next = pieces[Math.max(0, Math.min(pieces.length - 1, now + step))];
@@ -77,6 +79,7 @@ class ProsePanel {
       const on = at && (at.kind === "token" ? at.at === piece.at : at.kind === "expert" && visits(piece, at.layer, at.expert));
       if (on) { count++; chosen = piece; }
       node.classList.toggle("on", Boolean(on));
+      node.classList.toggle("cl-chosen", this.board.token.is(piece));
     }
     let says = "";
     if (at && at.kind === "expert" && story.pieces.length) says = `${many(count, "token")} of this text went to it`;
