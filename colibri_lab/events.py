@@ -15,9 +15,10 @@ class Phase(IntEnum):
 class PageKind(IntEnum):
     FAULT = 0  # read because a step needed it
     EVICT = 1
-    PREFETCH = 2
+    PREFETCH = 2  # asked for, and there already since it was guessed
     PIN = 3
     UNPIN = 4
+    WASTE = 5  # guessed and read, and thrown away before anybody asked for it
 
 
 class SlotKind(IntEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from .frames import Frames
 from .transfer import Flight, Transfer
@@ -21,6 +22,7 @@ class Ahead:
     def __init__(self, frames: Frames, transfer: Transfer) -> None:
         self._frames, self._transfer = frames, transfer
         self.most = 0
+        self.on_waste: Callable[[int], None] | None = None  # told the key of each guess that was read in vain
         self.flights: OrderedDict[int, Flight] = OrderedDict()  # by key, oldest guess first
         self.issued = self.hits = self.late = self.wasted = self.cancelled = self.failed = 0
         self.bytes = 0  # read ahead, whether it helped or not
@@ -79,6 +81,8 @@ class Ahead:
         else:
             self.wasted += 1
             self.bytes += self._frames.run_bytes
+            if self.on_waste:
+                self.on_waste(key)
         self._frames.release(flight.run)
 
     def counters(self) -> dict[str, int | float]:

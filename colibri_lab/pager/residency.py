@@ -28,7 +28,7 @@ class Residency:
     """Experts of all sparse layers under one budget.
 
     table int32 [L, E, G] maps a page to its frame, ABSENT where it is not in memory. Counts are experts, not pages.
-    on_page(t_ns, kind, layer, expert, pages, wait_ns, step) is told of faults and evictions.
+    on_page(t_ns, kind, layer, expert, pages, wait_ns, step) is told of faults, evictions, pins and guesses.
     """
 
     def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int,
@@ -43,6 +43,7 @@ class Residency:
         most = sum(sparse) * experts
         self.frames = Frames(pages, most, 0, poison)
         self.ahead, self._guesses = Ahead(self.frames, transfer), prefetch
+        self.ahead.on_waste = self._wasted
         self._pins = Pins(pin_after, pin_share, layers * experts) if pin_after else None
         self._pinned: Container[int] = self._pins.held if self._pins else ()
         self.table: NDArray[np.int32] = np.full((layers, experts, pages), ABSENT, np.int32)
@@ -88,6 +89,10 @@ class Residency:
         self.evictions += 1
         if self.on_page:
             self.on_page(clock(), PageKind.EVICT, layer, expert, self.frames.pages, 0, self.step)
+
+    def _wasted(self, key: int) -> None:
+        if self.on_page:
+            self.on_page(clock(), PageKind.WASTE, *divmod(key, self.experts), self.frames.pages, 0, self.step)
 
     def follow(self, chosen: str | Policy) -> None:
         """Another policy decides from now on; what is in memory stays, in no particular order of merit."""

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from colibri_lab.view import palette
+from colibri_lab.view.html import Still
 from colibri_lab.view.svg import STYLE, panel
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640.0, 240.0, 46.0, 34.0
 
 
-class Curves:
+class Curves(Still):
     """y of each named line at the places `x`, both growing from 0; y is a share, written in per cent.
 
     mark: (x, y, words) of one place that stands out.

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
+from typing import Any
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class Still:
+    """What shows itself as HTML, and where a widget is attached (`live`, its MIME bundle) as that."""
+
+    live: Callable[[], dict[str, Any]] | None = None
+
+    def _repr_html_(self) -> str:
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        moving = {} if self.live is None else self.live()
+        return moving | {"text/plain": repr(self), "text/html": self._repr_html_()}
 
 
 def table(rows: Mapping[str, object], caption: str = "") -> str:

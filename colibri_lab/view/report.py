@@ -12,7 +12,7 @@ from typing import Any
 from colibri_lab.events import NO_EXPERT
 from colibri_lab.export import write
 from colibri_lab.view import palette, svg
-from colibri_lab.view.html import duration, grid, number, percent, size, table, words
+from colibri_lab.view.html import Still, duration, grid, number, percent, size, table, words
 from colibri_lab.view.run import RunView
 from colibri_lab.view.system_svg import system_panel
 from colibri_lab.view.systems import SYSTEMS
@@ -22,7 +22,7 @@ _PAGE = "body{margin:0;padding:22px;background:#fff;color-scheme:light dark}"
 _PAGE += "@media (prefers-color-scheme:dark){body{background:#111418}}.clr{margin:0 auto}"
 
 
-class Figure:
+class Figure(Still):
     """A picture of a run at one moment that a notebook keeps: readable without a kernel, a widget or a network.
 
     name: one panel alone (PANELS); None: all of them.
@@ -43,6 +43,7 @@ class Figure:
 
 PANELS: dict[str, Callable[[RunView], str]] = {system.name: partial(system_panel, system=system) for system in SYSTEMS}
 PANELS |= {"experts": svg.experts_panel, "time": svg.time_panel, "kv": svg.slots_panel, "latency": svg.latency_panel}
+PANELS["text"] = lambda view: prose_panel(view)
 
 
 def _alone(panel: str) -> str:

@@ -15,6 +15,7 @@ from colibri_lab.view.prose import ProseView
 from colibri_lab.view.runs import Meter, Run
 from colibri_lab.view.timeline import Timeline
 
+PAGE = 64 * 1024  # bytes
 NOTES = 64  # newest ones that are kept with their time
 
 
@@ -124,6 +125,12 @@ class RunView:
         """The expert cache budget in force, as far as it was told."""
         value = self.about.get("expert_cache_bytes")
         return int(value) if value else None
+
+    @property
+    def pages(self) -> int | None:
+        """Pages of an expert, all of which come and go together."""
+        size = self.about.get("expert_bytes")
+        return max(1, -(-int(size) // PAGE)) if size else None
 
     @property
     def resident_bytes(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from colibri_lab.view.gauges import Gauges
 from colibri_lab.view.html import size
-from colibri_lab.view.systems import SYSTEMS, Fact, System
+from colibri_lab.view.systems import SYSTEMS
 
 MOST = 48
 MARKS, WORDS = 4, 100  # notes that are marked, characters of each
@@ -21,7 +21,8 @@ class Plan(NamedTuple):
     """How lines are made of a table's columns: values = table @ part over table @ whole. All systems' lines together.
 
     part, whole float64 [columns, lines]; known bool [lines]: whether any of its counters is there; lane int [lines],
-    counted over all systems; stacked float64 [lanes, lines] 1 where a line is one of those that a lane stacks.
+    counted over all systems; stacked float64 [lanes, lines] 1 where a line is one of those that a lane stacks;
+    sums float64 [names, figures]: which counters each figure adds up, see FIGURES.
     """
 
     part: np.ndarray
@@ -29,12 +30,18 @@ class Plan(NamedTuple):
     known: np.ndarray
     lane: np.ndarray
     stacked: np.ndarray
+    sums: np.ndarray
 
 
 LINES = [(i, line) for i, system in enumerate(SYSTEMS) for line in system.lines]
 LANES = [lane for system in SYSTEMS for lane in system.lanes]
+_SYSTEM_OF = [i for i, _ in LINES]
 FIXED = np.array([lane.top for lane in LANES])
+# what is added up of the newest sample: both parts of every fact, then what says whether a system is on
+FIGURES = [names for system in SYSTEMS for fact in system.facts for names in (fact.of, fact.over)]
+FIGURES += [system.on for system in SYSTEMS]
 FIRST_LANE = np.cumsum([0, *(len(system.lanes) for system in SYSTEMS)]).tolist()
+FIRST_FACT = np.cumsum([0, *(2 * len(system.facts) for system in SYSTEMS)]).tolist()
 FIRST_LINE = np.cumsum([0, *(len(system.lines) for system in SYSTEMS)]).tolist()
 
 
@@ -52,15 +59,18 @@ def plan(names: tuple[str, ...]) -> Plan:
             whole[2 * n if line.over else 2 * n + 1, j] = 1
         lane[j] = FIRST_LANE[system] + line.lane
         stacked[lane[j], j] = line.draw == "stack"
+    sums = np.zeros((n, len(FIGURES)))
+    for j, counters in enumerate(FIGURES):
+        sums[[column[name] for name in counters if name in column], j] = 1
     known = np.logical_and(part.any(axis=0), whole.any(axis=0))
-    return Plan(part, whole, known, lane, stacked)
+    return Plan(part, whole, known, lane, stacked, sums)
 
 
 class Window:
     """The kept samples in columns of 1, 2, 4.. samples, counted from the first ever, so that none flickers.
 
     ends_ns u8 [N]; values float64 [lines of all systems, N], NaN where a line has none; tops float64 [lanes of all
-    systems]: the end of each scale, 0 where a lane has no value; last: the newest value of each name.
+    systems]: the end of each scale, 0 where a lane has no value; on: for each system whether it works.
     """
 
     def __init__(self, gauges: Gauges, most: int = MOST) -> None:
@@ -79,8 +89,12 @@ class Window:
             table[:, :n] = np.maximum(np.diff(level, axis=0), 0)
             table[:, n : 2 * n], table[:, 2 * n] = level[1:], np.diff(t.astype("i8")) / 1e9
         self.begin_ns, self.ends_ns = int(t[0]) if len(t) else 0, t[1:]
-        self.last: dict[str, float] = dict(zip(gauges.names, gauges.values[-1].tolist(), strict=False)) if kept else {}
         made = plan(gauges.names)
+        newest = gauges.values[-1, :n] if kept else np.full(n, np.nan)
+        sums, some = np.nan_to_num(newest) @ made.sums, ~np.isnan(newest) @ made.sums > 0
+        figures = [round(v, 6) if v % 1 else int(v) for v in sums.tolist()]
+        self._figures = [v if there else None for v, there in zip(figures, some.tolist(), strict=True)]
+        self.on = [bool(v) for v in self._figures[FIRST_FACT[-1] :]]
         part, whole = (table @ made.part).T, (table @ made.whole).T
         self.values = np.full(part.shape, np.nan)
         np.divide(part, whole, out=self.values, where=(whole > 0) & made.known[:, None])
@@ -93,13 +107,10 @@ class Window:
     def __len__(self) -> int:
         return len(self.ends_ns)
 
-    def is_on(self, system: System) -> bool:
-        return any(self.last.get(name, 0) > 0 for name in system.on)
-
     @property
     def drawn(self) -> list[int]:
         """Lines that have something to draw, counted over all systems."""
-        on = np.array([self.is_on(system) for system in SYSTEMS])[[i for i, _ in LINES]]
+        on = np.array(self.on)[_SYSTEM_OF]
         some = ~np.isnan(self.values).all(axis=1) if len(self) else np.zeros(len(LINES), bool)
         return np.flatnonzero(on & some & (self.tops[self._lane] > 0)).tolist()
 
@@ -108,14 +119,11 @@ class Window:
         share = self.values[lines] * (FULL / self.tops[self._lane[lines]])[:, None]
         return np.where(np.isnan(share), NONE, np.rint(np.minimum(share, FULL))).astype("u1")
 
-    def figures(self, fact: Fact) -> list[float | None]:
-        """[value] or [part, whole]; None where no counter of that name is there."""
-        return [self._total(names) for names in ((fact.of, fact.over) if fact.over else (fact.of,))]
-
-    def _total(self, names: Sequence[str]) -> float | None:
-        known = [v for name in names if (v := self.last.get(name, np.nan)) == v]
-        total = sum(known)
-        return (total if total % 1 else int(total)) if known else None
+    def facts(self, which: int) -> list[list[float | None]]:
+        """Of a system: [value], or [part, whole], of each fact; None where no counter of that name is there."""
+        first, facts = FIRST_FACT[which], SYSTEMS[which].facts
+        at = range(first, first + 2 * len(facts), 2)
+        return [self._figures[i : i + 1 + bool(fact.over)] for i, fact in zip(at, facts, strict=True)]
 
 
 def packed(window: Window) -> tuple[dict[str, Any], np.ndarray]:
@@ -124,9 +132,9 @@ def packed(window: Window) -> tuple[dict[str, Any], np.ndarray]:
     Whole numbers up to 254 come back exactly from a byte's share of its lane's top.
     """
     told: list[dict[str, Any]] = []
-    for system, first in zip(SYSTEMS, FIRST_LANE, strict=False):
-        on, tops = window.is_on(system), window.tops[first : first + len(system.lanes)].tolist()
-        facts = [window.figures(fact) for fact in system.facts] if on else []
+    for i, (on, first) in enumerate(zip(window.on, FIRST_LANE, strict=False)):
+        tops = window.tops[first : FIRST_LANE[i + 1]].tolist()
+        facts = window.facts(i) if on else []
         told.append({"on": on, "tops": [float(f"{top:.6g}") for top in tops], "facts": facts})
     rows = window.drawn
     return {"systems": told, "rows": rows}, window.bytes(rows)

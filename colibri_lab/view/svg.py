@@ -10,7 +10,8 @@ import numpy as np
 
 from colibri_lab.events import Phase
 from colibri_lab.view import palette
-from colibri_lab.view.frame import BASE_SLOT, DOUBLE_SLOT, FREE_SLOT, cells, marks, slots, spilled
+from colibri_lab.view.blocks import BASE_SLOT, DOUBLE_SLOT, FREE_SLOT, cells, slots
+from colibri_lab.view.frame import spilled
 from colibri_lab.view.html import duration, number, percent
 from colibri_lab.view.run import RunView
 from colibri_lab.view.timeline import STAGES
@@ -62,10 +63,11 @@ def experts_panel(view: RunView, width: float = 1000) -> str:
         parts.append(f"<path fill='none' stroke='{palette.MEMORY}' stroke-width='2' d='{d}'/>")
     else:
         parts.append(boxes(palette.MEMORY, [(left + e * w, (m + 1) * high - 1, w - gap, 1) for m, e in inside]))
-    told = np.zeros_like(cell)
-    told[: len(marks(view))] = marks(view)
-    side = min(5.0, w / 3, high / 3)
-    corners = {"fg": np.argwhere(told & 1).tolist(), palette.HIT: np.argwhere(told & 2).tolist()}
+    side, known = min(5.0, w / 3, high / 3), view.experts
+    corners = {
+        "fg": np.argwhere(known.pinned).tolist(),
+        palette.HIT: np.argwhere(known.ahead & known.resident).tolist(),
+    }
     for colour, where in corners.items():  # pinned on the right, read ahead on the left
         shift = w - gap - side if colour == "fg" else 0.0
         parts.append(boxes(colour, [(left + e * w + shift, m * high, side, side) for m, e in where]))

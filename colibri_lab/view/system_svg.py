@@ -18,10 +18,9 @@ LEFT, TALL, WIDTH = 64.0, 190.0, 700.0
 
 def system_panel(view: RunView, system: System) -> str:
     """Its counters over the time that is kept, and their figures of the whole run; one line where it is off."""
-    window = Window(view.gauges)
-    if not window.is_on(system):
+    window, which = Window(view.gauges), SYSTEMS.index(system)
+    if not window.on[which]:
         return panel(system.title, "off", f"<p class='off'>{escape(system.off)}</p>", [])
-    which = SYSTEMS.index(system)
     lines, tops = FIRST_LINE[which], window.tops[FIRST_LANE[which] :]
     mine = [(line, window.values[lines + i]) for i, line in enumerate(system.lines) if lines + i in window.drawn]
     lanes = sorted({line.lane for line, _ in mine})
@@ -32,7 +31,7 @@ def system_panel(view: RunView, system: System) -> str:
     said = marks(view.notes, window, system.notes)
     w = (WIDTH - LEFT) / max(1, len(window))
     parts.append(boxes(palette.MARK, [(LEFT + (i + 1) * w - 1, 0, 1.5, TALL) for i, _ in said]))
-    facts = {fact.label: told(fact, window.figures(fact)) for fact in system.facts}
+    facts = {fact.label: told(fact, of) for fact, of in zip(system.facts, window.facts(which), strict=True)}
     label = f"{system.title}: " + ", ".join(f"{name} {value}" for name, value in facts.items())
     changes = "".join(f"<li>{escape(change)}</li>" for _, change in said)
     changes += "".join(f"<li>⚠ {escape(w)}</li>" for w in (view.warnings if system.name == "router" else ()))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from colibri_lab.events import Phase, SequenceKind
+from colibri_lab.events import PageKind, Phase, SequenceKind
 from colibri_lab.trace import Batch
 from colibri_lab.view.history import History
 
@@ -23,6 +23,8 @@ COLUMN = np.dtype(
         ("faults", "u2"),
         ("hits", "u2"),
         ("evictions", "u2"),
+        ("guessed", "u2"),  # of the hits: experts that were there since a prefetcher guessed them
+        ("wasted", "u2"),  # guesses read and thrown away unused since the column before
         ("bytes_read", "u8"),
         ("gap", "u4"),  # rows missed just before this one
     ]
@@ -50,6 +52,7 @@ class Timeline:
         self._first: dict[int, int] = {}  # sequence: t_ns of its first sampled token
         self.finished: dict[int, int] = {}  # sequence: reason
         self._pending_gap = 0
+        self._guesses = np.zeros((0, 2), "u8")  # (t_ns, kind) later than all columns
         self._latency = Latency(0, 0.0, 0.0, 0.0, 0.0)
         self.missing = self.decoded = self.prompt_rows = self.prompt_ns = 0
         self.faults = self.hits = self.evictions = self.bytes_read = self.last_ns = self.started = 0
@@ -66,6 +69,7 @@ class Timeline:
         self._pending_gap += lost
         if len(batch.tokens):
             self._take_rows(batch.tokens)
+        self._take_guesses(batch.pages)
         for known in (self._start, self._first, self.finished):
             for old in sorted(known)[:-_SEQUENCES]:
                 del known[old]
@@ -86,6 +90,20 @@ class Timeline:
         shown = np.flatnonzero(decode | (rows["token"] >= 0) | (rows["faults"] + rows["hits"] > 0))
         if len(shown):
             self._columns.append(self._make(rows[shown]))
+
+    def _take_guesses(self, pages: np.ndarray) -> None:
+        """What became of guesses belongs to the first column that ends later; it may come before or after its event."""
+        told = pages[(pages["kind"] == PageKind.PREFETCH) | (pages["kind"] == PageKind.WASTE)]
+        if len(told):
+            self._guesses = np.concatenate([self._guesses, np.stack([told["t_ns"], told["kind"]], axis=1)])
+        columns = self.columns
+        if not len(self._guesses) or not len(columns):
+            return
+        at = np.searchsorted(columns["t_ns"], self._guesses[:, 0])
+        there = at < len(columns)
+        for name, kind in (("guessed", PageKind.PREFETCH), ("wasted", PageKind.WASTE)):
+            np.add.at(columns[name], at[there & (self._guesses[:, 1] == kind)], 1)
+        self._guesses = self._guesses[~there]
 
     def _make(self, rows: np.ndarray) -> np.ndarray:
         out = np.zeros(len(rows), COLUMN)
@@ -110,6 +128,11 @@ class Timeline:
     def columns(self) -> np.ndarray:
         """COLUMN [at most 2048], oldest first."""
         return self._columns.rows
+
+    @property
+    def shown(self) -> int:
+        """Columns so far, those that are no longer kept with them."""
+        return self._columns.total
 
     @property
     def decode_ms(self) -> np.ndarray:

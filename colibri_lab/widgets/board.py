@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 import anywidget
 import traitlets
 
-from colibri_lab.view.frame import board_frame, prose_block
+from colibri_lab.view.blocks import names
+from colibri_lab.view.frame import block, board_frame, prose_block
 from colibri_lab.view.run import RunView
 from colibri_lab.view.systems import described
+from colibri_lab.widgets.alone import Panel
 from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
-_SCRIPTS = "colours frame panel experts time slots latency prose tiles controls systems".split()
+_SCRIPTS = "colours frame focus panel table experts time slots latency prose tiles controls pages systems".split()
 _SCRIPTS += "travel token study compare whatif tuner board".split()
 _WATCHED_S = 6.0
 _PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
@@ -38,7 +40,8 @@ Kept = TypeVar("Kept")
 
 
 class Board(anywidget.AnyWidget):
-    """`frame` is the last picture, `prose` the text before it: with both a page that is loaded again shows the same.
+    """`frame` is the last picture, `pool`, `lines` and `map` its slower parts, `prose` the text before it: with them a
+    page that is loaded again shows the same.
 
     feed(): takes new events into the view, returns how many. state(): what the picture says beside the view's figures.
     act(message): what a person did, {"do": "start" | "pause" | "resume" | "stop" | "set", ...}; runs on the kernel's
@@ -48,6 +51,9 @@ class Board(anywidget.AnyWidget):
     _esm = "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     _css = "\n".join((_HERE / f"{name}.css").read_text(encoding="utf-8") for name in ("board", "travel"))
     frame = traitlets.Bytes(b"").tag(sync=True)
+    pool = traitlets.Bytes(b"").tag(sync=True)
+    lines = traitlets.Bytes(b"").tag(sync=True)
+    map = traitlets.Bytes(b"").tag(sync=True)
     prose = traitlets.Bytes(b"").tag(sync=True)
     systems: Any = traitlets.List([]).tag(sync=True)
     controls: Any = traitlets.List([]).tag(sync=True)
@@ -75,6 +81,7 @@ class Board(anywidget.AnyWidget):
         super().__init__(systems=described(), **traits)
         self.view = view
         self.updates = 0
+        self._alone: dict[str, Panel] = {}
         self._next: RunView | None = None
         self._held: RunView | None = None
         self._feed, self._state, self._act = feed, state, act
@@ -154,16 +161,32 @@ class Board(anywidget.AnyWidget):
                 self._epoch, self._sent = self._epoch + 1, (-2, -1)
             view.epoch = self._epoch
             after = self._sent[1] if sequence == self._sent[0] else -1
-            block, last = board_frame(view, state, after)
+            frame, last = board_frame(view, state, after)
             old = time.monotonic() - self._prose_at > _PROSE_EVERY_S and last != after
             with self.hold_sync():
-                self.frame, self.moments = block, moments
+                self.frame, self.moments = frame, moments
+                for name in self._due(state["state"]):
+                    setattr(self, name, block(view, name))
                 if self._stale or rests or old or sequence != self._sent[0] or view.prompt != self._prompt:
                     self.prose, self._prompt = prose_block(view), view.prompt
                     self._prose_at = time.monotonic()
             self._sent, self._stale, self._again = (sequence, last), False, False
             self.updates += 1
             return True
+
+    def _due(self, state: str) -> tuple[str, ...]:
+        """The blocks that go with this frame: one after the other while all moves, else all of them."""
+        known = names(self.shown)
+        if self._stale or self._again or state not in ("generating", "replay"):
+            return known
+        turn = self.updates % len(known)
+        return known[turn : turn + 1]
+
+    def panel(self, name: str) -> Panel:
+        """One panel (alone.PANELS) as a widget of its own; the same each time."""
+        if name not in self._alone:
+            self._alone[name] = Panel(self, name)
+        return self._alone[name]
 
     def _message(self, _: Any, content: State, __: Any) -> None:
         what = content.get("do")
@@ -190,6 +213,9 @@ class Board(anywidget.AnyWidget):
     def close(self) -> None:
         """Ends the ticker and the widget; idempotent."""
         self._ticker.stop()
+        for panel in self._alone.values():
+            panel.close()
+        self._alone.clear()
         if self.comm is not None:
             self.layout.close()  # a widget of its own, that would stay in the notebook
         super().close()

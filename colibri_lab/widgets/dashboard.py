@@ -14,6 +14,7 @@ from colibri_lab.telemetry import Recorder
 from colibri_lab.view.past import Past, Stop
 from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
+from colibri_lab.widgets.alone import Words, view_of
 from colibri_lab.widgets.board import WINDOW, Board
 from colibri_lab.widgets.pictures import Pictures
 from colibri_lab.widgets.player import Player
@@ -70,6 +71,7 @@ class Lab(Travel, Study, Pictures):
             aside=self.look_aside,
             tuner=self.tuner.described(),
         )
+        self.tuner.live = lambda: view_of(self.board.panel("tuner"))
         _open[key] = self
 
     # -- running --
@@ -118,9 +120,9 @@ class Lab(Travel, Study, Pictures):
         return str(self.session.state)
 
     @property
-    def text(self) -> str:
-        """What the running or last generation said so far."""
-        return str(self.session.text)
+    def text(self) -> Words:
+        """What the running or last generation said so far; the last line of a cell shows it live."""
+        return self.words(str(self.session.text))
 
     @property
     def error(self) -> BaseException | None:
@@ -251,9 +253,7 @@ def _load(path: Any, overrides: dict[str, Any]) -> Any:
 
 
 def _bundle(board: Board, plain: str, html: str) -> dict[str, Any]:
-    found = board._repr_mimebundle_()
-    data = dict(found[0] if isinstance(found, tuple) else found or {})
-    return data | {"text/plain": plain, "text/html": html}
+    return view_of(board) | {"text/plain": plain, "text/html": html}
 
 
 def _controls(about: dict[str, Any]) -> list[dict[str, Any]]:

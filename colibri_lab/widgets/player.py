@@ -13,6 +13,7 @@ from colibri_lab.telemetry import ReplaySource, replay
 from colibri_lab.view.past import Past, Stop
 from colibri_lab.view.report import figure, report
 from colibri_lab.view.run import RunView
+from colibri_lab.widgets.alone import Words
 from colibri_lab.widgets.board import WINDOW, Board
 from colibri_lab.widgets.pictures import Pictures
 from colibri_lab.widgets.study import Study
@@ -93,6 +94,12 @@ class Player(Travel, Study, Pictures):
     def state(self) -> str:
         """recorded (all of it is shown), replay or paused."""
         return self._mode
+
+    @property
+    def text(self) -> Words:
+        """What the recorded run said, as far as it is shown; the last line of a cell shows it live."""
+        self.board.tick()
+        return self.words(self.view.prose.text)
 
     @property
     def error(self) -> Exception | None:

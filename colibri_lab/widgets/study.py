@@ -10,6 +10,7 @@ from colibri_lab.view.curves import Curves
 from colibri_lab.view.kept import Comparison, Runs
 from colibri_lab.view.run import RunView
 from colibri_lab.view.runs import Run
+from colibri_lab.widgets.alone import view_of
 from colibri_lab.widgets.board import Board
 from colibri_lab.widgets.explore import explore
 from colibri_lab.widgets.whatif import WhatIf
@@ -55,7 +56,9 @@ class Study:
 
         The caches see the trace from its beginning, or from its last gap. Takes milliseconds a token once.
         """
-        return self.board.now(lambda _: self._ahead.figure())
+        found = self.board.now(lambda _: self._ahead.figure())
+        found.live = lambda: view_of(self.board.panel("whatif"))
+        return found
 
     @cached_property
     def _ahead(self) -> WhatIf:

@@ -7,10 +7,10 @@ from typing import Any
 
 from colibri_lab.config import Config
 from colibri_lab.pager.policies import policy_name
-from colibri_lab.view.html import grid, size
+from colibri_lab.view.html import Still, grid, size
 
 
-class Tuner:
+class Tuner(Still):
     """Shows engine.settings and writes them; `wrong` holds, by key, what the engine said of a value that it refused."""
 
     def __init__(self, settings: Any, about: Mapping[str, Any], write: Callable[[str, Any], None]) -> None:

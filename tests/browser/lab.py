@@ -36,7 +36,7 @@ def command(page, name: str, **arguments) -> None:
 
 
 def data(page, name: str) -> str:
-    return page.locator(BOARD).get_attribute(f"data-{name}") or ""
+    return page.locator(BOARD).first.get_attribute(f"data-{name}") or ""
 
 
 def until(check, seconds: float, what: str) -> float:

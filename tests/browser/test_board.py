@@ -35,11 +35,11 @@ def board(page, server, request):
     assert lab.foreign(page) == []
 
 
-def shot(page, name: str, nth: int = 0) -> None:
-    """A picture of a board, kept where COLIBRI_SHOTS says (the pictures in docs/ are made so)."""
+def shot(page, name: str, nth: int = 0, what=None) -> None:
+    """A picture of a board, or of a part, kept where COLIBRI_SHOTS says (the pictures in docs/ are made so)."""
     folder = os.environ.get("COLIBRI_SHOTS")
     if folder:
-        page.locator(lab.BOARD).nth(nth).screenshot(path=str(Path(folder) / f"{name}.png"))
+        (what or page.locator(lab.BOARD).nth(nth)).screenshot(path=str(Path(folder) / f"{name}.png"))
 
 
 def button(page, name: str):

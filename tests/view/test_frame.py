@@ -7,11 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from colibri_lab.events import PageKind, SlotKind
+from colibri_lab.events import PageKind, Phase, SlotKind
 from colibri_lab.telemetry import Telemetry
-from colibri_lab.view.frame import board_frame, pack, prose_block, smallest, unpack
+from colibri_lab.view.blocks import names
+from colibri_lab.view.frame import block, board_frame, pack, prose_block, smallest, unpack
 from colibri_lab.view.run import RunView
 from colibri_lab.view.svg import experts_panel, slots_panel
+from tests.view.whole import picture
 from tests.widgets.fake import FakeEngine
 
 
@@ -50,7 +52,7 @@ def test_pack_and_unpack():
 
 def test_a_frame_says_what_the_view_holds():
     _, view, _, sequence = running(8, 16, 2)
-    header, arrays = unpack(board_frame(view, {"state": "generating"}, 290)[0])
+    header, arrays = picture(view, {"state": "generating"}, 290)
     assert header["state"] == "generating"
     assert (header["L"], header["E"], header["k"]) == (8, 16, 2)
     peak, unit = header["peak"], header["unit_us"]
@@ -61,6 +63,9 @@ def test_a_frame_says_what_the_view_holds():
     np.testing.assert_allclose(arrays["stage"] * unit * 1000, columns["stages_ns"], atol=unit * 501)
     np.testing.assert_array_equal(arrays["count"][:, 0], columns["faults"])
     np.testing.assert_array_equal(arrays["place"], columns["position"])
+    bins = np.minimum((columns["latency_ns"] / 1e6 * 48 / header["ms_end"]).astype(int), 47)
+    np.testing.assert_array_equal(arrays["bin"], np.where(columns["phase"] == Phase.PREFILL, 255, bins))
+    np.testing.assert_array_equal(arrays["fault"], view.experts.faults.sum(axis=1))
     used = np.flatnonzero(~view.slots.free)
     slot = arrays["slot"]
     np.testing.assert_array_equal(slot[used] >> 5, (view.slots.layer * 16 + view.slots.owner)[used])
@@ -88,11 +93,14 @@ def test_an_empty_run_has_a_frame():
     assert header["text"] == {"epoch": 0, "sequence": -1, "end": -1, "before": None, "at": [], "piece": []}
 
 
-@pytest.mark.parametrize(("shape", "most_bytes"), [((8, 16, 2), 6_000), ((32, 64, 4), 12_000), ((64, 256, 8), 48_000)])
-def test_a_frame_is_small(shape, most_bytes):
+@pytest.mark.parametrize(("shape", "most_bytes"), [((8, 16, 2), 6_000), ((32, 64, 4), 12_000), ((64, 256, 8), 12_000)])
+def test_an_update_is_small(shape, most_bytes):
+    """A frame goes with one of its blocks; on average over their turns, where the map of experts is one of them."""
     _, view, _, _ = running(*shape, tokens=260)
-    block, _ = board_frame(view, {"state": "generating"}, 255)
-    assert len(block) <= most_bytes
+    frame, _ = board_frame(view, {"state": "generating"}, 255)
+    blocks = [len(block(view, name)) for name in names(view)]
+    assert len(frame) + sum(blocks) / len(blocks) <= most_bytes
+    assert max(blocks) < 24_000
 
 
 def test_a_frame_of_all_systems_is_small_and_quickly_made():
@@ -109,10 +117,14 @@ def test_a_frame_of_all_systems_is_small_and_quickly_made():
     view.drain(engine.telemetry, cursor)
     state = {"state": "generating", "model": view.line(), "made": 735, "max_tokens": 1000, "error": None}
     state["settings"] = {"expert_cache_bytes": 1 << 26, "pace": 40.0, "window": 64}
-    block, _ = board_frame(view, state, 735)
-    _, arrays = unpack(block)
+    for layer in range(32):  # both kinds of marks are on
+        engine.telemetry.page(t, PageKind.PREFETCH, layer, 1, 1, 0, 0)
+        engine.telemetry.page(t, PageKind.PIN, layer, 2, 1, 0, 0)
+    view.drain(engine.telemetry, cursor)
+    _, arrays = picture(view, state, 735)
     assert view.slots.used == 2048 and arrays["sys"].shape[0] == 31 and arrays["sys"].shape[1] > 44
-    assert len(block) <= 12_000
+    blocks = [block(view, name) for name in names(view)]
+    assert len(board_frame(view, state, 735)[0]) + max(map(len, blocks)) <= 12_000
     best = 1e9
     for i in range(12):
         t += engine.step(sequences[0], 200 + i, 1, t) + 10**8
@@ -120,6 +132,7 @@ def test_a_frame_of_all_systems_is_small_and_quickly_made():
         begin = time.thread_time()
         view.drain(engine.telemetry, cursor)
         board_frame(view, {"state": "generating"}, 740 + i)
+        block(view, names(view)[i % 2])
         best = min(best, time.thread_time() - begin)
     assert best < 4e-3  # 1.1 ms on an idle machine
 
@@ -132,13 +145,13 @@ def test_slots_by_sequence_and_by_kind():
         telemetry.slot(t, *event)
     view = RunView.of(telemetry, {"kv_slots": 8, "kv_slot_size": 16})
     assert view.slots.kinds == {"own": 1, "double": 2, "base": 1}
-    header, arrays = unpack(board_frame(view, {}, -1)[0])
+    header, arrays = picture(view)
     assert header["owners"] == []
     assert (arrays["slot"] >> 3 & 3).tolist() == [0, 1, 1, 2, 3, 3]
     assert (arrays["slot"][:4] >> 5).tolist() == [3, 6, 6, 4]
     assert arrays["slot"][4:].tolist() == [24, 25], "never used, and free again"
     view.hue = "sequence"
-    header, arrays = unpack(board_frame(view, {}, -1)[0])
+    header, arrays = picture(view)
     assert header["owners"] == [7, 9]
     assert [divmod(int(v >> 5), 2) for v in arrays["slot"][:4]] == [(0, 0), (1, 0), (1, 0), (1, 1)]
     assert "sequence 7: 3" in slots_panel(view) and "base 1 (dot)" in slots_panel(view)
@@ -152,9 +165,10 @@ def test_pins_and_guesses_are_marked():
     for t, (kind, layer, expert) in enumerate(told):
         telemetry.page(t, kind, layer, expert, 1, 0, 0)
     view.drain(telemetry, cursor)
-    header, arrays = unpack(board_frame(view, {}, -1)[0])
-    assert header["L"] == 3 and arrays["mark"].shape == (3, 6)
-    assert np.argwhere(arrays["mark"] & 1).tolist() == [[0, 1]]
-    assert np.argwhere(arrays["mark"] & 2).tolist() == [[0, 2]]
+    header, arrays = picture(view)
+    assert header["L"] == 3 and arrays["mark"].shape == (2, 3)
+    pinned, ahead = np.unpackbits(arrays["mark"], axis=1, count=18, bitorder="little").reshape(2, 3, 6)
+    assert np.argwhere(pinned).tolist() == [[0, 1]] and np.argwhere(ahead).tolist() == [[0, 2]]
+    assert arrays["fault"].tolist() == [1, 0, 0]
     panel = experts_panel(view)
     assert "pinned 1 (corner)" in panel and "read ahead 1 (corner)" in panel

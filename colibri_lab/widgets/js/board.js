@@ -1,34 +1,47 @@
 // The board: one model, one animation frame at a time, the newest picture wins.
+const SLOW = ["pool", "lines", "map"];  // what moves less than tokens comes in blocks of its own
+
 class Board {
-  constructor(model, el) {
-    this.model = model; this.el = el; this.frame = null; this.story = new Story(); this.focus = null;
+  // views: all that show this model; only: the name of one panel that stands alone
+  constructor(model, el, views, only = null) {
+    this.model = model; this.el = el; this.views = views; this.blocks = {}; this.frame = null; this.story = new Story(); this.focus = null;
     this.pending = 0; this.updates = 0; this.draws = 0; this.live = true; this.words = "";
     this.root = h("div", {class: "cl-board", role: "region", "aria-label": "Colibri Lab board"});
     this.banner = h("div", {class: "cl-banner", role: "alert"});
     this.banner.hidden = true;
     this.trouble = h("div", {class: "cl-banner cl-bad", role: "alert"});
     this.trouble.hidden = true;
-    this.tiles = new Tiles(this);
-    const [experts, time, prose] = [new ExpertsPanel(this), new TimePanel(this), new ProsePanel(this)];
-    const [controls, slots, latency, systems] = [new ControlsPanel(this), new SlotsPanel(this), new LatencyPanel(this), new SystemsPanel(this)];
-    this.controls = controls; this.prose = prose;
-    this.study = new StudyPanel(this, [new ComparePage(this), new WhatIfPage(this), new TunerPage(this)]);
-    this.panels = [this.tiles, experts, time, prose, controls, slots, latency, systems, this.study];
-    this.travel = new TravelBar(this);
-    this.token = new TokenPanel(this);
-    this.panels.unshift(this.token, this.travel);
     this.caption = h("div", {class: "cl-caption"}, h("b", null, "Colibri Lab"), h("span"));
-    this.root.append(this.caption, this.banner, this.trouble, this.tiles.node, this.travel.node, h("div", {class: "cl-grid"},
-      h("div", {class: "cl-col"}, experts.node, time.node, prose.node, this.token.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)), systems.node, this.study.node);
+    this.panels = [];
+    const make = (panel) => { this.panels.push(panel); return panel; };
+    this.token = make(new TokenPanel(this));
+    if (only) this.root.append(this.banner, this.trouble, make(this.alone(only)).node, ...(only === "text" ? [this.token.node] : []));
+    else {
+      const [travel, experts, time, controls] = [make(new TravelBar(this)), make(new ExpertsPanel(this)), make(new TimePanel(this)), make(new ControlsPanel(this))];
+      const [prose, slots, latency] = [make(new ProsePanel(this)), make(new SlotsPanel(this)), make(new LatencyPanel(this))];
+      const study = make(new StudyPanel(this, [new ComparePage(this), new WhatIfPage(this), new TunerPage(this)]));
+      this.root.append(this.caption, this.banner, this.trouble, make(new Tiles(this)).node, travel.node, h("div", {class: "cl-grid"},
+        h("div", {class: "cl-col"}, experts.node, time.node, prose.node, this.token.node), h("div", {class: "cl-col"}, controls.node, slots.node, latency.node)),
+      make(new SystemsPanel(this)).node, study.node);
+    }
     el.append(this.root);
     this.watch();
     this.text();
     this.arrived();
+    views.add(this);
     this.send({do: "hello"});
+  }
+  alone(name) {
+    this.root.classList.add("cl-alone");
+    const kinds = {experts: ExpertsPanel, time: TimePanel, kv: SlotsPanel, latency: LatencyPanel, text: ProsePanel};
+    const pages = {whatif: WhatIfPage, tuner: TunerPage};
+    if (pages[name]) return new StudyPanel(this, [new pages[name](this)]);
+    return kinds[name] ? new kinds[name](this) : new SystemsPanel(this, name);
   }
   watch() {
     const on = (name, act) => { this.model.on(name, act); return () => this.model.off(name, act); };
-    this.off = [on("change:frame", () => { this.connected(true); this.arrived(); }), on("change:prose", () => this.text()),
+    const slow = () => requestAnimationFrame(() => this.arrived(false));
+    this.off = [...SLOW.map((name) => on(`change:${name}`, slow)), on("change:frame", () => { this.connected(true); this.arrived(); }), on("change:prose", () => this.text()),
       on("comm_live_update", () => this.connected(false)), on("change:can", () => this.redraw())];
     this.size = new ResizeObserver(() => this.redraw());
     this.size.observe(this.root);
@@ -39,8 +52,10 @@ class Board {
     this.restyle();
   }
   dispose() {
+    this.views.delete(this);
     this.off.forEach((stop) => stop());
-    this.size.disconnect(); this.themes.disconnect(); this.controls.dispose(); this.study.dispose(); this.travel.dispose(); this.token.dispose();
+    this.size.disconnect(); this.themes.disconnect();
+    for (const panel of this.panels) if (panel.dispose) panel.dispose();
     cancelAnimationFrame(this.pending);
   }
   send(message) { this.model.send(message); }
@@ -49,7 +64,7 @@ class Board {
     this.dark = light ? light === "false" : matchMedia("(prefers-color-scheme: dark)").matches;
     this.root.dataset.theme = this.dark ? "dark" : "light";
     this.theme = readTheme(this.root);
-    if (this.story.pieces.length && this.prose.tint !== undefined) this.prose.tintAll();
+    for (const panel of this.panels) if (panel.tint !== undefined) panel.tintAll();
     this.redraw();
   }
   // the kernel went away, or speaks again
@@ -61,18 +76,28 @@ class Board {
     this.root.classList.toggle("cl-gone", !live);
     this.redraw();
   }
-  arrived() {
+  // a frame with the newest of each of its slower parts
+  arrived(fresh = true) {
     const frame = parseFrame(this.model.get("frame"));
     if (!frame) return;
-    this.frame = frame; this.updates++;
+    const parts = SLOW.map((name) => this.part(name)), a = Object.assign({}, ...parts.map((p) => p.a), frame.a);
+    this.frame = Object.assign({}, ...parts, frame, {a});
+    if (fresh) this.updates++;
     if (!this.story.take(frame)) this.send({do: "hello"});
     this.redraw();
+  }
+  part(name) {
+    const bytes = this.model.get(name), known = this.blocks[name];
+    if (!known || known.bytes !== bytes) this.blocks[name] = {bytes, part: parseFrame(bytes) || {a: {}}};
+    return this.blocks[name].part;
   }
   text() {
     this.story.replace(parseFrame(this.model.get("prose")));
     this.redraw();
   }
-  setFocus(focus) {
+  // what is pointed at here is marked in every view of this model, in whatever cell it is
+  setFocus(focus) { for (const view of this.views) view.focused(focus); }
+  focused(focus) {
     const words = JSON.stringify(focus);
     if (words === this.words) return;
     this.words = words; this.focus = focus;
@@ -83,11 +108,11 @@ class Board {
   }
   draw() {
     const f = this.frame;
-    if (!f || !this.root.isConnected || !this.root.clientWidth) return;
+    if (!f || !f.a.slot || !f.a.cell || !f.systems || !this.root.isConnected || !this.root.clientWidth) return;
     this.draws++;
     if (!this.theme.fg) this.restyle();  // the style sheet came after the board
     this.root.classList.toggle("cl-narrow", this.root.clientWidth < 860);
-    for (const panel of this.panels) panel.draw(f);
+    for (const panel of this.panels) (panel.tabled && panel.tabled.on ? panel.tabled : panel).draw(f);
     put(this.caption.lastChild, f.model || "");
     this.trouble.hidden = !f.error;
     put(this.trouble, f.error || "");
@@ -95,8 +120,12 @@ class Board {
   }
 }
 
-function render({model, el}) {
-  const board = new Board(model, el);
-  return () => board.dispose();
-}
-export default {render};
+// all views of one model share what is pointed at: the board, shown once or more, and its panels in other cells
+export default () => {
+  const views = new Set();
+  const open = (model, el, only) => { const board = new Board(model, el, views, only); return () => board.dispose(); };
+  return {
+    initialize: ({model}) => ({open: (el, only) => open(model, el, only)}),
+    render: ({model, el}) => open(model, el, null),
+  };
+};

@@ -31,6 +31,7 @@ function num(v) {
 const plain = (v) => (Number.isInteger(v) ? whole(v) : short(v));
 const short = (v) => String(Number(v.toPrecision(3)));
 const whole = (v) => (v === null || v === undefined ? "–" : Math.round(v).toLocaleString("en-US"));
+const compact = (v) => (v < 10000 ? String(v) : v < 1e6 ? `${Math.round(v / 1000)}k` : `${(v / 1e6).toFixed(1)}M`);
 const percent = (v) => (v === null || v === undefined ? "–" : (100 * v).toFixed(v > 0.9995 ? 0 : 1) + " %");
 const ms = (v) => (v === null || v === undefined ? "–" : v < 1 ? num(v * 1000) + " µs" : v < 1000 ? num(v) + " ms" : num(v / 1000) + " s");
 const many = (n, one, more) => `${whole(n)} ${n === 1 ? one : more || one + "s"}`;

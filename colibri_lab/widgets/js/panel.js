@@ -2,9 +2,10 @@
 function card(name, title) {
   // what is under the pointer takes the subtitle's place, so that nothing moves
   const sub = h("span", {class: "cl-sub"}), body = h("div", {class: "cl-body"}), readout = h("span", {class: "cl-read", role: "status"});
-  const legend = h("div", {class: "cl-legend"}), foot = h("div", {class: "cl-foot"}, legend);
-  const node = h("section", {class: `cl-card cl-${name}`, "aria-label": title}, h("div", {class: "cl-head", role: "heading", "aria-level": "3"}, h("b", null, title), sub, readout), body, foot);
-  return {node, sub, body, legend, readout, foot};
+  const legend = h("div", {class: "cl-legend"}), foot = h("div", {class: "cl-foot"}, legend), tools = h("span", {class: "cl-tools"});
+  const head = h("div", {class: "cl-head"}, h("b", {role: "heading", "aria-level": "3"}, title), sub, readout, tools);
+  const node = h("section", {class: `cl-card cl-${name}`, "aria-label": title}, head, body, foot);
+  return {node, sub, body, legend, readout, foot, tools};
 }
 
 // Arrow keys, Home and End go from tab i of a panel to another.
@@ -25,10 +26,11 @@ function setLegend(node, entries) {
 }
 
 class Surface {
-  // pick(x, y) -> focus or null; walk(dx, dy) -> focus or null; both in CSS pixels / steps
-  constructor(board, panel, height, {pick, walk}) {
+  // pick(x, y) -> focus or null; walk(dx, dy) -> focus or null; both in CSS pixels / steps; keys: what a letter does
+  constructor(board, panel, height, {pick, walk, keys}) {
+    const letters = {...keys, ...(panel.tabled ? {t: () => panel.tabled.turn()} : {})};
     this.board = board; this.height = height; this.width = 0;
-    this.canvas = h("canvas", {role: "img", tabindex: "0", style: `height:${height}px`});
+    this.canvas = h("canvas", {role: "img", tabindex: "0", style: `height:${height}px`, "aria-keyshortcuts": Object.keys(letters).join(" ") || null});
     panel.body.append(this.canvas);
     this.g = this.canvas.getContext("2d");
     const focus = (found) => board.setFocus(found);
@@ -38,6 +40,7 @@ class Surface {
     this.canvas.addEventListener("keydown", (e) => {
       const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[e.key];
       if (e.key === "Escape") focus(null);
+      if (letters[e.key] && !e.ctrlKey && !e.metaKey && !e.altKey) { letters[e.key](); e.preventDefault(); e.stopPropagation(); }
       if (!step) return;
       focus(walk(step[0] * (e.shiftKey ? 10 : 1), step[1] * (e.shiftKey ? 10 : 1)));
       e.preventDefault(); e.stopPropagation();  // else the notebook moves to another cell

@@ -3,6 +3,7 @@ class ProsePanel {
   constructor(board) {
     this.board = board; this.revision = -1; this.nodes = new Map(); this.shown = -1;
     Object.assign(this, card("prose", "Text"));
+    this.tabled = new TableView(board, this, "Text");
     this.layer = h("select", {"aria-label": "layer that tints the text"});
     this.sub.append("tint: first expert of ", this.layer);
     this.text = h("div", {class: "cl-text", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "generated text"});
@@ -21,6 +22,7 @@ class ProsePanel {
     this.text.addEventListener("keydown", (e) => this.key(e));
   }
   key(e) {
+    if (e.key === "t") { this.tabled.turn(); e.preventDefault(); e.stopPropagation(); }
     const pieces = this.board.story.told, step = {ArrowLeft: -1, ArrowRight: 1}[e.key];
     if (e.key === "Escape") { this.board.setFocus(null); this.board.token.shut(); }
     if (e.key === "Enter" && this.board.focus && this.board.focus.kind === "token" && this.board.focus.at >= 0) this.board.token.ask(this.board.focus.at);
@@ -72,23 +74,36 @@ class ProsePanel {
   }
   marks(f) {
     const at = this.board.focus, story = this.board.story;
+    const here = focusedPiece(story, f, at), owner = ownerOf(f, at);
     let count = 0, chosen = null;
     for (const piece of story.pieces) {
       const node = this.nodes.get(piece.at);
       if (!node) continue;
-      const on = at && (at.kind === "token" ? at.at === piece.at : at.kind === "expert" && visits(piece, at.layer, at.expert));
+      const on = at && (at.kind === "token" ? piece === here : at.kind === "expert" ? visits(piece, at.layer, at.expert) : owner && piece.route[owner.layer * piece.k] === owner.who);
       if (on) { count++; chosen = piece; }
       node.classList.toggle("on", Boolean(on));
       node.classList.toggle("cl-chosen", this.board.token.is(piece));
     }
     let says = "";
     if (at && at.kind === "expert" && story.pieces.length) says = `${many(count, "token")} of this text went to it`;
+    if (owner && story.pieces.length) says = `${many(count, "token")} went to its owner first`;
+    if (at && at.kind === "layer" && story.pieces.length) says = this.layerWords(at.layer);
     if (at && at.kind === "token" && chosen) says = `token ${chosen.at} ${JSON.stringify(chosen.text)}: ` + this.route(chosen);
     put(this.readout, says);
     const seen = new Map();
     for (const piece of story.told) { const e = this.expert(piece); if (e >= 0) seen.set(e, (seen.get(e) || 0) + 1); }
     const top = [...seen].sort((a, b) => b[1] - a[1] || a[0] - b[0]).slice(0, 6);
     setLegend(this.legend, top.map(([e, n]) => [`expert ${e}: ${n}`, rgba(OKABE[e % 8], 0.55)]));
+  }
+  layerWords(layer) {
+    const firsts = new Set();
+    for (const piece of this.board.story.told) { const e = piece.route[layer * piece.k]; if (e !== undefined && e !== piece.none) firsts.add(e); }
+    return `${many(firsts.size, "expert")} of layer ${layer} ${firsts.size === 1 ? "was" : "were"} first for a token of this text`;
+  }
+  table() {
+    const pieces = this.board.story.told.slice(-64).reverse(), layer = Number(this.layer.value || 0);
+    return {caption: `The newest ${many(pieces.length, "token")} of the text, newest first`, head: ["", "text", `first expert of layer ${layer}`, "experts by layer"],
+      rows: pieces.map((piece) => [`token ${piece.at}`, JSON.stringify(piece.text), this.expert(piece) < 0 ? "–" : this.expert(piece), this.route(piece).replace("experts by layer ", "")])};
   }
   route(piece) {
     const parts = [];

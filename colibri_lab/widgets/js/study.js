@@ -9,11 +9,11 @@ class StudyPanel {
       tab.addEventListener("click", () => this.choose(i));
       tab.addEventListener("keydown", (e) => stepTab(this, e, i));
       Object.assign(page.node, {id: `q${id}${i}`});
-      page.node.setAttribute("role", "tabpanel");
-      page.node.setAttribute("aria-labelledby", tab.id);
+      if (pages.length > 1) { page.node.setAttribute("role", "tabpanel"); page.node.setAttribute("aria-labelledby", tab.id); }
       return tab;
     });
-    this.node.querySelector("b").replaceWith(h("div", {class: "cl-choice", role: "tablist", "aria-label": "study"}, ...this.tabs));
+    if (pages.length > 1) this.node.querySelector("b").replaceWith(h("div", {class: "cl-choice", role: "tablist", "aria-label": "study"}, ...this.tabs));
+    else put(this.node.querySelector("b"), pages[0].title);
     this.body.append(...pages.map((page) => page.node));
     this.foot.remove();
     board.model.on("change:study", this.changed = () => this.told());
@@ -31,7 +31,10 @@ class StudyPanel {
     this.watch();
     this.board.redraw();
   }
-  draw(f) { this.pages[this.chosen].draw(f); }
+  draw(f) {
+    const page = this.pages[this.chosen];
+    (page.tabled && page.tabled.on ? page.tabled : page).draw(f);
+  }
 }
 
 // keys typed into a field belong to it, not to the notebook around it

@@ -1,9 +1,11 @@
 // The systems, one tab each: their counters over time as columns, their figures in words. What there is to draw comes
 // from the kernel once, as data (view/systems.py); a frame brings numbers alone.
 class SystemsPanel {
-  constructor(board) {
+  // only: the name of the one system to show, else all are tabs
+  constructor(board, only = null) {
     this.board = board; this.specs = board.model.get("systems") || []; this.chosen = 0;
-    Object.assign(this, card("systems", "Systems"));
+    const alone = this.specs.findIndex((spec) => spec.name === only), title = alone < 0 ? "Systems" : this.specs[alone].title;
+    Object.assign(this, card("systems", title));
     const id = Math.random().toString(36).slice(2);
     this.tabs = this.specs.map((spec, i) => {
       const tab = h("button", {type: "button", role: "tab", id: `t${id}${i}`, "aria-controls": `p${id}`}, spec.title);
@@ -11,21 +13,26 @@ class SystemsPanel {
       tab.addEventListener("keydown", (e) => stepTab(this, e, i));
       return tab;
     });
-    this.node.querySelector("b").replaceWith(h("div", {class: "cl-tabs", role: "tablist", "aria-label": "systems"}, ...this.tabs));
+    if (alone < 0) {
+      this.node.querySelector("b").replaceWith(h("div", {class: "cl-tabs", role: "tablist", "aria-label": "systems"}, ...this.tabs));
+      this.body.setAttribute("role", "tabpanel");
+    }
     Object.assign(this.body, {id: `p${id}`, className: "cl-body cl-split"});
-    this.body.setAttribute("role", "tabpanel");
     this.chart = h("div", {class: "cl-chart"}); this.facts = h("dl", {class: "cl-facts"});
     this.off = h("p", {class: "cl-off"}); this.warn = h("ul", {class: "cl-warn", "aria-label": "warnings"});
     this.say = h("div", {class: "cl-say", role: "status"});  // room of its own: a column has much to say
     this.readout.remove();
     this.foot.append(this.say);
-    this.body.append(this.off, this.chart, h("div", null, this.facts, this.warn));
-    this.surface = new Surface(board, {body: this.chart}, 196, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
-    this.choose(0);
+    this.pages = new PagesPart(board);
+    this.body.append(this.off, this.pages.node, this.chart, h("div", null, this.facts, this.warn));
+    this.tabled = new TableView(board, this, title);
+    this.surface = new Surface(board, {body: this.chart, tabled: this.tabled}, 196, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
+    this.choose(Math.max(0, alone));
   }
   choose(i) {
     this.chosen = i;
     this.tabs.forEach((tab, j) => { tab.setAttribute("aria-selected", i === j); tab.tabIndex = i === j ? 0 : -1; });
+    this.tabled.at = 0;
     if (this.tabs[i]) { this.body.setAttribute("aria-labelledby", this.tabs[i].id); this.node.dataset.system = this.specs[i].name; }
     this.board.redraw();
   }
@@ -40,11 +47,9 @@ class SystemsPanel {
     const f = this.board.frame, n = f ? this.count(f) : 0, now = n ? this.found(f) : -1;
     return n ? {kind: "column", column: Math.max(0, Math.min(n - 1, now < 0 ? n - 1 : now + dx))} : null;
   }
-  // the column that is pointed at, here or by a token of the time strip
+  // the column that is pointed at, here or by a token
   found(f) {
-    const at = this.board.focus;
-    if (!at) return -1;
-    const i = at.kind === "column" ? at.column : at.kind === "token" && at.column !== undefined ? f.a.when[at.column] : -1;
+    const at = this.board.focus, token = stripColumn(f, at), i = at && at.kind === "column" ? at.column : token >= 0 ? momentOf(f, token) : -1;
     return i < this.count(f) ? i : -1;
   }
   // [line, its row of bytes] of the chosen system
@@ -80,6 +85,8 @@ class SystemsPanel {
     if (!told) return;
     this.specs.forEach((s, i) => put(this.tabs[i], s.title + (f.systems[i].on ? "" : " · off")));
     this.chart.hidden = this.facts.hidden = !told.on;
+    this.pages.node.hidden = !told.on || spec.name !== "pages";
+    if (!this.pages.node.hidden) this.pages.draw(f);
     this.off.hidden = told.on;
     put(this.off, told.on ? "" : `off: ${spec.off}`);
     const facts = told.on ? spec.facts.map((fact, i) => this.fact(fact, told.facts[i])) : [];
@@ -100,6 +107,16 @@ class SystemsPanel {
     lanes.forEach((lane, i) => this.lane(g, f, lane, i * high + 15, (i + 1) * high - 3, lines.filter(([line]) => line.lane === lane), told.tops[lane]));
     for (const [i] of marks) { g.fillStyle = MARK; g.fillRect(this.at(f, i + 1) - 1, 0, 1.5, this.surface.height); g.beginPath(); g.moveTo(this.at(f, i + 1) - 5, 0); g.lineTo(this.at(f, i + 1) + 4, 0); g.lineTo(this.at(f, i + 1), 6); g.fill(); }
     if (here >= 0) { g.strokeStyle = this.board.theme.fg; g.lineWidth = 1.5; g.strokeRect(this.at(f, here) - 1, 1, (this.surface.width - this.left) / n + 1, this.surface.height - 2); }
+  }
+  table(f) {
+    const spec = this.specs[this.chosen], lines = this.lines(f), n = this.count(f);
+    const said = (i) => f.marks[this.chosen].filter(([at]) => at === i).map(([, words]) => words).join("; ");
+    const rows = Array.from({length: Math.min(n, 24)}, (_, j) => {
+      const i = n - 1 - j;
+      return [this.ago(f.a.age[i]), ...lines.map(([line, row]) => (row[i] === 255 ? "–" : this.unit(line.lane, this.value(line, row[i])))), said(i)];
+    });
+    return {caption: f.systems[this.chosen].on ? `${spec.title} over time, newest first` : `off: ${spec.off}`,
+      head: ["", ...lines.map(([line]) => line.label), "what changed"], rows};
   }
   lane(g, f, lane, top, zero, lines, most) {
     const theme = this.board.theme, n = this.count(f), w = (this.surface.width - this.left) / n, bar = w > 3 ? w - 1 : w, tall = zero - top, base = new Float64Array(n);

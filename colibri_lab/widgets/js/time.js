@@ -3,34 +3,43 @@ class TimePanel {
   constructor(board) {
     this.board = board;
     Object.assign(this, card("time", "Time"));
+    this.tabled = new TableView(board, this, "Time");
     this.surface = new Surface(board, this, 176, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
-    this.column = -1;
   }
   get space() { return {left: 46, top: 6, mid: 112, low: 122, zero: 152, bottom: 174, columns: 120}; }
   at(i) { const s = this.space, n = this.board.frame.a.flag.length; return s.left + (s.columns - n + i) * (this.surface.width - s.left) / s.columns; }
-  focusOf(i) {
-    const f = this.board.frame;
-    return {kind: "token", column: i, at: f.a.flag[i] & 4 ? f.a.place[i] + 1 : -1};
-  }
   pick(x) {
     const f = this.board.frame, s = this.space;
     if (!f || !f.a.flag.length) return null;
     const i = Math.floor((x - this.at(0)) / ((this.surface.width - s.left) / s.columns));
-    return i >= 0 && i < f.a.flag.length ? this.focusOf(i) : null;
+    return i >= 0 && i < f.a.flag.length ? tokenFocus(f, i) : null;
   }
   walk(dx) {
     const f = this.board.frame, n = f ? f.a.flag.length : 0;
     if (!n) return null;
-    const now = this.found(f);
-    return this.focusOf(Math.max(0, Math.min(n - 1, now < 0 ? n - 1 : now + dx)));
+    const now = stripColumn(f, this.board.focus);
+    return tokenFocus(f, Math.max(0, Math.min(n - 1, now < 0 ? n - 1 : now + dx)));
   }
-  // the column of the focused token, -1 where it is not on the strip
-  found(f) {
-    const at = this.board.focus;
-    if (!at || at.kind !== "token") return -1;
-    if (at.at >= 0) for (let i = f.a.flag.length - 1; i >= 0; i--) if (f.a.flag[i] & 4 && f.a.place[i] + 1 === at.at) return i;
-    return at.column !== undefined && at.at < 0 && at.column < f.a.flag.length ? at.column : -1;
+  // the columns that are pointed at from elsewhere: an expert's tokens, a latency bin's, a moment's; and what they are
+  others(f) {
+    const at = this.board.focus, all = [...f.a.flag.keys()];
+    if (!at) return [[], ""];
+    if (at.kind === "expert") {
+      const found = columnsOf(this.board.story, f, at.layer, at.expert);
+      return [found, `${many(found.length, "token")} of these went to it`];
+    }
+    if (at.kind === "bin") {
+      const found = all.filter((i) => f.a.bin[i] === at.bin);
+      return [found, `${many(found.length, "token")} of these took so long`];
+    }
+    if (at.kind === "column") {
+      const found = all.filter((i) => momentOf(f, i) === at.column);
+      return [found, `${many(found.length, "token")} of that moment`];
+    }
+    return [[], ""];
   }
+  // faults, hits, evictions
+  counts(f, i) { const wide = f.a.count.shape[1]; return f.a.count.subarray(i * wide, i * wide + 3); }
   total(f, i) {
     let sum = 0;
     for (let k = 0; k < 5; k++) sum += f.a.stage[i * 5 + k];
@@ -38,7 +47,7 @@ class TimePanel {
   }
   describe(f, i) {
     const parts = STAGES.map(([name], k) => [name, f.a.stage[i * 5 + k] * f.unit_us / 1000]).filter((p) => p[1] > 0).sort((a, b) => b[1] - a[1]);
-    const [faults, hits, gone] = f.a.count.subarray(i * 3, i * 3 + 3), prompt = f.a.flag[i] & 1;
+    const [faults, hits, gone] = this.counts(f, i), prompt = f.a.flag[i] & 1;
     const head = prompt ? "prompt step, a row" : `token ${f.a.place[i] + 1}`;
     return `${head}: ${ms(this.total(f, i))}` + (parts.length ? ` (${parts.slice(0, 3).map(([n, v]) => `${n} ${ms(v)}`).join(", ")})` : "") +
       `, ${many(faults, "fault")}, ${many(hits, "hit")}, ${gone} evicted`;
@@ -56,12 +65,12 @@ class TimePanel {
   draw(f) {
     const n = f.a.flag.length, s = this.space, theme = this.board.theme, top = this.scale(f);
     const sums = [0, 0, 0];
-    for (let i = 0; i < n * 3; i++) sums[i % 3] += f.a.count[i];
+    for (let i = 0; i < n; i++) this.counts(f, i).forEach((v, k) => { sums[k] += v; });
     const g = this.surface.begin(n ? `Time of the last ${n} tokens: ${sums[0]} faults, ${sums[1]} hits, ${sums[2]} evicted. Newest: ${this.describe(f, n - 1)}` : "Time: no token yet");
     const w = (this.surface.width - s.left) / s.columns, bar = w > 3 ? w - 1 : w;
     this.axes(g, f, top);
     let most = 1;
-    for (let i = 0; i < n; i++) if (!(f.a.flag[i] & 1)) most = Math.max(most, f.a.count[i * 3] + f.a.count[i * 3 + 1]);
+    for (let i = 0; i < n; i++) if (!(f.a.flag[i] & 1)) most = Math.max(most, this.counts(f, i)[0] + this.counts(f, i)[1]);
     const tall = s.mid - s.top, up = s.zero - s.low, down = s.bottom - s.zero;
     for (let i = 0; i < n; i++) {
       const x = this.at(i), flag = f.a.flag[i];
@@ -73,19 +82,17 @@ class TimePanel {
         g.fillRect(x, y - v, bar, v); y -= v;
       }
       if (this.total(f, i) > top) { g.fillStyle = theme.fg; g.fillRect(x, s.top - 3, bar, 2); }
-      const [faults, hits, gone] = f.a.count.subarray(i * 3, i * 3 + 3), a = Math.min(hits / most, 1) * up, b = Math.min(faults / most * up, up - a), c = Math.min(gone / most, 1) * down;
+      const [faults, hits, gone] = this.counts(f, i), a = Math.min(hits / most, 1) * up, b = Math.min(faults / most * up, up - a), c = Math.min(gone / most, 1) * down;
       g.fillStyle = rgba(HIT, 0.45); g.fillRect(x, s.zero - a, bar, a);
       g.fillStyle = FAULT; g.fillRect(x, s.zero - a - b, bar, b);
       g.fillStyle = EVICTED; g.fillRect(x, s.zero + 1, bar, c);
       if (flag & 2) this.gap(g, f, i, x);
     }
-    const here = this.found(f), at = this.board.focus;
-    if (at && at.kind === "column") {  // the tokens of that moment
-      g.fillStyle = theme.fg;
-      for (let i = 0; i < n; i++) if (f.a.when[i] === at.column) g.fillRect(this.at(i), s.bottom, w, 2);
-    }
+    const here = stripColumn(f, this.board.focus), [others, words] = this.others(f);
+    g.fillStyle = theme.fg;
+    for (const i of others) { g.fillRect(this.at(i), s.bottom, bar, 2); g.fillRect(this.at(i), s.mid + 2, bar, 2); }
     if (here >= 0) { g.strokeStyle = theme.fg; g.lineWidth = 1.5; g.strokeRect(this.at(here) - 1, s.top - 2, bar + 2, s.bottom - s.top + 2); }
-    put(this.readout, here >= 0 ? this.describe(f, here) : "");
+    put(this.readout, here >= 0 ? this.describe(f, here) : words);
     const missed = f.missed ? ` · ${whole(f.missed)} events missed` : "";
     put(this.sub, n ? `the last ${many(n, "token")}, one column each${missed}` : "one column a token");
     setLegend(this.legend, [...STAGES, ["expert faults", FAULT], ["hits", rgba(HIT, 0.6)], ["evicted", EVICTED], ...(f.a.flag.some((v) => v & 1) ? [["prompt", rgba("#999999", 0.35)]] : [])]);
@@ -107,5 +114,14 @@ class TimePanel {
     g.fillText("experts", s.left - 3, s.zero - 8);
     g.fillStyle = theme.line; g.fillRect(s.left, s.zero, this.surface.width - s.left, 1);
     g.textAlign = "left";
+  }
+  table(f) {
+    const n = f.a.flag.length, first = Math.max(0, n - 32), part = (i, k) => ms(f.a.stage[i * 5 + k] * f.unit_us / 1000), wide = f.a.count.shape[1];
+    const rows = Array.from({length: n - first}, (_, j) => {
+      const i = n - 1 - j;
+      return [f.a.flag[i] & 1 ? "prompt step" : `token ${f.a.place[i] + 1}`, ms(this.total(f, i)), ...STAGES.map((_, k) => part(i, k)), ...f.a.count.subarray(i * wide, i * wide + 3)];
+    });
+    return {caption: `Time of the last ${many(rows.length, "token")}, newest first; a prompt step's is of one of its rows`,
+      head: ["", "in all", ...STAGES.map(([name]) => name), "faults", "hits", "evicted"], rows};
   }
 }

@@ -5,7 +5,9 @@ class WhatIfPage {
     this.chart = h("div", {class: "cl-chart"}); this.facts = h("dl", {class: "cl-figures"});
     this.legend = h("div", {class: "cl-legend cl-foot"}); this.say = h("div", {class: "cl-words", role: "status"});
     this.split = h("div", {class: "cl-split"}, h("div", null, this.chart, this.legend), this.facts);
-    this.node = h("div", {class: "cl-whatif"}, this.split, this.say);
+    this.tools = h("div", {class: "cl-tools cl-right"}); this.body = this.split; this.foot = this.say;
+    this.node = h("div", {class: "cl-whatif"}, this.tools, this.split, this.say);
+    this.tabled = new TableView(board, this, "What if");
     board.model.on("change:whatif", this.changed = () => board.redraw());
   }
   dispose() { this.board.model.off("change:whatif", this.changed); }
@@ -28,10 +30,17 @@ class WhatIfPage {
     const rates = Object.entries(all.lines).filter(([, values]) => values[i] !== null).map(([name, values]) => `${name} ${percent(values[i])}`);
     return `${many(all.experts[i], "expert")} in memory, ${plain(all.x[i])} % of all: ${rates.join(", ")}`;
   }
+  table() {
+    const all = this.all;
+    if (!all) return {caption: "Start a run: shadow caches then show what each policy would have hit.", head: [], rows: []};
+    const names = Object.keys(all.lines);
+    return {caption: `Expert hits over ${many(all.steps, "step")} by budget; the engine (${all.policy}) had ${percent(all.rate)}`, head: ["experts in memory", ...names],
+      rows: all.x.map((share, i) => [`${whole(all.experts[i])}, ${plain(share)} % of all${i === all.now ? ": now" : ""}`, ...names.map((name) => percent(all.lines[name][i]))])};
+  }
   draw() {
     const all = this.all, focus = this.board.focus, here = focus && focus.kind === "budget" && all ? focus.place : -1;
     this.split.hidden = !all;
-    if (!this.surface) this.surface = new Surface(this.board, {body: this.chart}, 210, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
+    if (!this.surface) this.surface = new Surface(this.board, {body: this.chart, tabled: this.tabled}, 210, {pick: (x) => this.pick(x), walk: (dx) => this.walk(dx)});
     if (!all) return put(this.say, "Start a run: shadow caches then show what each policy would have hit at other budgets.");
     const names = Object.keys(all.lines), place = here >= 0 ? here : all.now === null ? all.x.length - 1 : all.now;
     const ranked = names.filter((name) => all.lines[name][place] !== null).sort((a, b) => all.lines[b][place] - all.lines[a][place]);
