@@ -151,6 +151,10 @@ class Engine:
         """What is loaded and how: strict JSON values."""
         return show.describe(self._parts, self._board.config) | {"batch_follows": self._stepper.batch.describe()}
 
+    def pages(self, layer: int, expert: int) -> list[int]:
+        """The frame that each page of an expert lies in; negative where it is on disk or on its way."""
+        return list(self._parts.pager.table[layer, expert].tolist())
+
     def watch(self, probe: Probe) -> None:
         """From the next token on the batch size follows these readings, see `batch_adapt_interval_ms`."""
         with self._turn.take():

@@ -92,7 +92,7 @@ class Window:
         made = plan(gauges.names)
         newest = gauges.values[-1, :n] if kept else np.full(n, np.nan)
         sums, some = np.nan_to_num(newest) @ made.sums, ~np.isnan(newest) @ made.sums > 0
-        figures = [round(v, 6) if v % 1 else int(v) for v in sums.tolist()]
+        figures = [round(v, 9) if v % 1 else int(v) for v in sums.tolist()]
         self._figures = [v if there else None for v, there in zip(figures, some.tolist(), strict=True)]
         self.on = [bool(v) for v in self._figures[FIRST_FACT[-1] :]]
         part, whole = (table @ made.part).T, (table @ made.whole).T

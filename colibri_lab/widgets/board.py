@@ -12,6 +12,7 @@ import anywidget
 import traitlets
 
 from colibri_lab.view.blocks import names
+from colibri_lab.view.detail import detail
 from colibri_lab.view.frame import block, board_frame, prose_block
 from colibri_lab.view.run import RunView
 from colibri_lab.view.systems import described
@@ -20,7 +21,7 @@ from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
 _SCRIPTS = "colours frame focus panel table experts time slots latency prose tiles controls pages systems".split()
-_SCRIPTS += "travel token study compare whatif tuner board".split()
+_SCRIPTS += "travel token study compare findings whatif tuner board".split()
 _WATCHED_S = 6.0
 _PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
 
@@ -46,6 +47,7 @@ class Board(anywidget.AnyWidget):
     feed(): takes new events into the view, returns how many. state(): what the picture says beside the view's figures.
     act(message): what a person did, {"do": "start" | "pause" | "resume" | "stop" | "set", ...}; runs on the kernel's
     main thread, what it raises is shown on the board. aside(): work for a page that is looked at, with every tick.
+    frames(layer, expert): where each page of an expert lies, for what is pointed at.
     """
 
     _esm = "\n".join((_HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
@@ -63,6 +65,7 @@ class Board(anywidget.AnyWidget):
     tuned: Any = traitlets.Dict({}).tag(sync=True)
     moments: Any = traitlets.Dict({}).tag(sync=True)
     detail: Any = traitlets.Dict({}).tag(sync=True)
+    pointed: Any = traitlets.Dict({}).tag(sync=True)
     can: Any = traitlets.List([]).tag(sync=True)
     prompt = traitlets.Unicode("").tag(sync=True)
     max_tokens = traitlets.Int(200).tag(sync=True)
@@ -75,6 +78,7 @@ class Board(anywidget.AnyWidget):
         act: Callable[[State], None],
         hz: float = 8,
         aside: Callable[[], None] | None = None,
+        frames: Callable[[int, int], list[int]] | None = None,
         **traits: Any,
     ) -> None:
         hz = rate(hz)  # before there is a widget that would have to go again
@@ -86,6 +90,8 @@ class Board(anywidget.AnyWidget):
         self._held: RunView | None = None
         self._feed, self._state, self._act = feed, state, act
         self._aside, self._watched = aside, -_WATCHED_S
+        self._frames = frames
+        self._pointed: State = {}
         self._lock = threading.RLock()
         self._said: State | None = None
         self._sent = (-2, -1)  # sequence and position of the last piece of text that was sent
@@ -153,6 +159,7 @@ class Board(anywidget.AnyWidget):
             same = state == self._said and moments == self.moments
             if not new and not self._stale and not self._again and same:
                 return False
+            self._explain()
             # a picture that stands still is saved with all of its text
             rests = state["state"] != "generating" and (self._said or {}).get("state") != state["state"]
             self._said, view = state, self.shown
@@ -174,6 +181,13 @@ class Board(anywidget.AnyWidget):
             self.updates += 1
             return True
 
+    def _explain(self) -> None:
+        """Tells more of what is pointed at, when that changed."""
+        told = detail(self.shown, self._pointed) if self._pointed else {}
+        if self._frames is not None and self._held is None and told.get("kind") == "expert":
+            told["frames"] = self._frames(told["layer"], told["expert"])
+        self.pointed = told
+
     def _due(self, state: str) -> tuple[str, ...]:
         """The blocks that go with this frame: one after the other while all moves, else all of them."""
         known = names(self.shown)
@@ -194,6 +208,10 @@ class Board(anywidget.AnyWidget):
             self._watched = time.monotonic()
             return
         with self._lock:
+            if what == "point":
+                self._pointed = dict(content)
+                self._explain()
+                return
             self._trouble = ""
             if what == "hello":  # a page was opened, or it missed a piece of text
                 self._stale = True

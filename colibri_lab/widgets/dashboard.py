@@ -69,6 +69,7 @@ class Lab(Travel, Study, Pictures):
             can=can,
             prompt="Once upon a time",
             aside=self.look_aside,
+            frames=self.engine.pages,
             tuner=self.tuner.described(),
         )
         self.tuner.live = lambda: view_of(self.board.panel("tuner"))

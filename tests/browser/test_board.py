@@ -221,7 +221,8 @@ def test_nothing_overlaps_on_a_small_screen(page, server, request, tmp_path, wid
 
 # pairs of words that lie on each other, and what sticks out of its card
 OVERLAPS = """() => {
-  const seen = [...document.querySelectorAll(".cl-head > *, .cl-key, .cl-facts dt, .cl-facts dd, .cl-tile b, .cl-say")]
+  const seen = [...document.querySelectorAll(".cl-head > *, .cl-words, .cl-findings, .cl-key, .cl-facts dt, " +
+    ".cl-facts dd, .cl-tile b, .cl-say")]
     .filter((n) => n.offsetWidth && n.textContent.trim()).map((n) => [n.textContent, n.getBoundingClientRect()]);
   const wrong = [];
   seen.forEach(([a, p], i) => seen.slice(i + 1).forEach(([b, q]) => {

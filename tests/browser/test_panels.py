@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+import nbformat
 import pytest
 
 from tests.browser import lab
+from tests.browser.conftest import TOP
 from tests.browser.test_board import ASK, IMPORT, SHOW, button, shot
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -88,3 +90,69 @@ def test_what_is_pointed_at_in_a_cell_is_marked_in_all(panels):
     assert "of this text went to it" in board.locator(".cl-prose").inner_text()
     panels.keyboard.press("Escape")
     lab.until(lambda: "layer 0, expert 0" not in board.locator(".cl-experts").inner_text(), 1, "nothing is pointed at")
+
+
+def test_layers_experts_and_slots_say_more_by_keyboard(panels):
+    lab.run_cell(panels, 2)
+    time.sleep(2)
+    button(panels, "Pause").click()
+    lab.until(lambda: lab.data(panels, "state") == "paused", 2, "pause")
+    lab.settle(panels)
+    experts, words = panels.locator(".cl-experts canvas"), panels.locator(".cl-experts .cl-read")
+    experts.focus()
+    panels.keyboard.press("ArrowRight")
+    lab.until(lambda: "fault" in words.inner_text(), 1, "the kernel tells more of an expert")
+    pages = panels.locator(".cl-pages .cl-words").first
+    assert "of 1 page in memory" in pages.inner_text() and "fault" in pages.inner_text()
+    panels.keyboard.press("ArrowLeft")
+    lab.until(lambda: words.inner_text().startswith("layer 0: "), 1, "left of the first expert is the layer")
+    assert "% of all" in words.inner_text() and "of 16 pages in memory" in pages.inner_text()
+    assert "slots of this layer" in panels.locator(".cl-slots .cl-read").inner_text()
+    assert "of layer 0 were first" in panels.locator(".cl-prose .cl-read").inner_text()
+    panels.keyboard.press("s")
+    sort = panels.get_by_role("button", name="sort by load")
+    assert sort.get_attribute("aria-pressed") == "true"
+    panels.keyboard.press("ArrowRight")
+    lab.until(lambda: words.inner_text().startswith("layer 0, expert "), 1, "the busiest of the layer")
+    shot(panels, "sorted")
+    panels.locator(".cl-slots canvas").focus()
+    panels.keyboard.press("ArrowRight")
+    slot = panels.locator(".cl-slots .cl-read")
+    lab.until(lambda: "sequence 1, expert" in slot.inner_text() and " tokens" in slot.inner_text(), 1, "a slot's owner")
+    assert "went to its owner first" in panels.locator(".cl-prose .cl-read").inner_text()
+    panels.locator(".cl-latency canvas").focus()
+    for _ in range(4):
+        panels.keyboard.press("ArrowRight")
+    lab.until(lambda: "took so long" in panels.locator(".cl-time .cl-read").inner_text(), 1, "tokens of a latency")
+
+
+ANSWERS = """curves, column = lab.whatif, lab.whatif.x.index(50.0)
+ours = {name: values[column] for name, values in curves.lines.items() if "Belady" not in name}
+layers = lab.view.experts.faults.sum(axis=1)
+print("ANSWERS", layers.argmax(), lab.view.timeline.latency().p99, max(ours, key=ours.get))"""
+
+
+def test_three_questions_after_make_lab(page, server):
+    """The clicks of docs/first_minutes.md: into the notebook, six times Shift+Enter, one tab."""
+    book = nbformat.read(TOP / "notebooks" / "00_quickstart.ipynb", 4)
+    book.cells.append(nbformat.v4.new_code_cell(ANSWERS))
+    nbformat.write(book, server.notebooks / "first_minutes.ipynb")
+    lab.open_notebook(page, server, "first_minutes.ipynb")
+    page.locator(".jp-Notebook .jp-MarkdownCell").first.click()
+    for _ in range(6):
+        page.keyboard.press("Shift+Enter")
+    says = page.locator(".cl-findings")
+    lab.until(lambda: lab.data(page, "state") == "generating", 60, "the board moves")
+    lab.until(lambda: lab.data(page, "state") == "idle", 30, "the text is whole")
+    assert "faults most" in says.inner_text() and "(P99)" in says.inner_text()
+    page.get_by_role("tab", name="What if").click()
+    lab.until(lambda: "At this budget" in says.inner_text(), 30, "the policies are compared")
+    shot(page, "first_minutes")
+    lab.run_cell(page, sum(cell.cell_type == "code" for cell in book.cells) - 1)
+    said = page.get_by_text("ANSWERS ").last
+    said.wait_for(timeout=20_000)
+    _, layer, p99, policy = said.inner_text().split()
+    words = says.inner_text()
+    assert words.startswith(f"Layer {layer} faults most: ")
+    assert f"longer than {float(p99):.3g} ms (P99)" in words.replace(".00 ms", " ms").replace(".0 ms", " ms")
+    assert f"At this budget {policy} would have hit most" in words or f"more than {policy}: " in words

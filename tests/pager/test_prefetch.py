@@ -70,6 +70,7 @@ def test_a_guess_that_landed_is_a_hit(file: FakeFile) -> None:
     pager.prefetch(2, [0, 1])  # no room for two more guesses: the old one goes, unused
     landed(pager)
     assert counts(pager)["wasted"] == 1 and counts(pager)["issued"] == 4
+    assert [e[2:4] for e in events if e[1] == PageKind.WASTE] == [(1, 4)]
     check(pager, file)
     pager.close()
     assert counts(pager)["wasted"] == 3

@@ -84,6 +84,9 @@ class FakeEngine:
     def frames(self):
         return self.settings.expert_cache_bytes // 65536
 
+    def pages(self, layer, expert):
+        return [7 if (layer, expert) in self.memory else -1] * (self.expert_bytes // 65536)
+
     def session(self):
         return FakeSession(self)
 

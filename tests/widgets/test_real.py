@@ -83,6 +83,9 @@ def test_the_panels_know_the_engine_s_counters(everything):
         for fact, (told, *_) in zip(system.facts, window.facts(which), strict=True):
             names = [name.split(".") for name in fact.of]
             assert told == pytest.approx(sum(counters[group][name] for group, name in names)), fact.label
+    columns, pager = view.timeline.columns, counters["pager"]
+    assert columns["guessed"].sum() == pager["prefetch_hits"] > 0
+    assert 0 < columns["wasted"].sum() <= pager["prefetch_wasted"], "the last token's may come after it"
     assert counters["dispatch"]["units"] > 0 and counters["router"]["certified"] > 0
 
 

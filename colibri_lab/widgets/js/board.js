@@ -42,7 +42,7 @@ class Board {
     const on = (name, act) => { this.model.on(name, act); return () => this.model.off(name, act); };
     const slow = () => requestAnimationFrame(() => this.arrived(false));
     this.off = [...SLOW.map((name) => on(`change:${name}`, slow)), on("change:frame", () => { this.connected(true); this.arrived(); }), on("change:prose", () => this.text()),
-      on("comm_live_update", () => this.connected(false)), on("change:can", () => this.redraw())];
+      on("comm_live_update", () => this.connected(false)), on("change:can", () => this.redraw()), on("change:pointed", () => this.redraw())];
     this.size = new ResizeObserver(() => this.redraw());
     this.size.observe(this.root);
     this.themes = new MutationObserver(() => this.restyle());
@@ -57,6 +57,7 @@ class Board {
     this.size.disconnect(); this.themes.disconnect();
     for (const panel of this.panels) if (panel.dispose) panel.dispose();
     cancelAnimationFrame(this.pending);
+    clearTimeout(this.asking);
   }
   send(message) { this.model.send(message); }
   restyle() {
@@ -96,12 +97,26 @@ class Board {
     this.redraw();
   }
   // what is pointed at here is marked in every view of this model, in whatever cell it is
-  setFocus(focus) { for (const view of this.views) view.focused(focus); }
+  setFocus(focus) {
+    const known = (at) => at && (at.kind === "expert" || at.kind === "slot");
+    if (JSON.stringify(focus) !== this.words && (known(focus) || known(this.focus))) this.point(known(focus) ? focus : {});
+    for (const view of this.views) view.focused(focus);
+  }
   focused(focus) {
     const words = JSON.stringify(focus);
     if (words === this.words) return;
     this.words = words; this.focus = focus;
     this.redraw();
+  }
+  // the kernel tells more of an expert or a slot that somebody looks at
+  point(focus) {
+    clearTimeout(this.asking);
+    this.asking = setTimeout(() => this.send({...focus, do: "point"}), 100);
+  }
+  // what the kernel told of what is pointed at, null until it did
+  told(kind, key) {
+    const told = this.model.get("pointed") || {};
+    return told.kind === kind && Object.entries(key).every(([name, value]) => told[name] === value) ? told : null;
   }
   redraw() {
     if (!this.pending) this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });

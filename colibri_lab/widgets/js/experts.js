@@ -51,10 +51,10 @@ class ExpertsPanel {
   }
   share(f, i) { return (f.a.cell[i] & 63) / 63 * f.peak; }
   describe(f, layer, expert) {
-    const i = layer * f.E + expert, cell = f.a.cell[i];
-    return `layer ${layer}, expert ${expert}: ${percent(this.share(f, i))} of the last ${f.window} tokens, ` +
+    const i = layer * f.E + expert, cell = f.a.cell[i], told = this.board.told("expert", {layer, expert});
+    return `layer ${layer}, expert ${expert}: ${percent(told ? told.share : this.share(f, i))} of the last ${f.window} tokens, ` +
       (cell & 128 ? "read from disk just now" : cell & 64 ? "in memory" : "on disk") +
-      (marked(f, 0, i) ? ", pinned" : "") + (marked(f, 1, i) ? ", read ahead" : "");
+      (marked(f, 0, i) ? ", pinned" : "") + (marked(f, 1, i) ? ", read ahead" : "") + (told ? `, ${many(told.faults, "fault")}` : "");
   }
   // of a layer: [in memory, its busiest experts, faults]
   layer(f, layer, most = 1) {
@@ -80,9 +80,11 @@ class ExpertsPanel {
     const gap = w > 14 && high > 12 ? 2 : w > 5 && high > 5 ? 1 : 0, ring = w > 9 && high > 8;
     const edge = gap === 2 ? 2 : 1;
     for (let l = 0; l < L; l++) for (let column = 0; column < E; column++) {
-      const i = l * E + this.order[l * E + column], v = cell[i], x = left + column * w, y = top + l * high, cw = w - gap, ch = high - gap;
+      const i = l * E + this.order[l * E + column], v = cell[i], y = top + l * high, ch = high - gap;
+      // without gaps boxes end where the next begins, or they would shine through each other
+      const x = gap ? left + column * w : Math.round(left + column * w), cw = gap ? w - gap : Math.round(left + (column + 1) * w) - x;
       g.fillStyle = CIVIDIS[v & 63];
-      g.fillRect(x, y, gap ? cw : w + 0.3, gap ? ch : high + 0.3);
+      g.fillRect(x, y, cw, ch);
       const corner = Math.min(5, cw / 3, ch / 3);
       if (marked(f, 0, i)) { g.fillStyle = theme.fg; g.fillRect(x + cw - corner, y, corner, corner); }
       if (marked(f, 1, i)) { g.fillStyle = HIT; g.fillRect(x, y, corner, corner); }

@@ -44,9 +44,15 @@ class PagesPart {
     this.before = cell;
   }
   describe(f, layer, expert) {
-    const v = f.a.cell[layer * f.E + expert], pages = f.pages || 1, inside = v >> 6 & 1;
-    return `layer ${layer}, expert ${expert}: ${inside ? pages : 0} of ${many(pages, "page")} in memory` +
-      (marked(f, 0, layer * f.E + expert) ? ", pinned" : "") + (v & 128 ? ", read just now" : "");
+    const i = layer * f.E + expert, v = f.a.cell[i], pages = f.pages || 1, inside = v >> 6 & 1, told = this.board.told("expert", {layer, expert});
+    return `layer ${layer}, expert ${expert}: ${inside ? pages : 0} of ${many(pages, "page")} in memory` + (inside && told && told.frames ? `, ${this.frames(told.frames)}` : "") +
+      (marked(f, 0, i) ? ", pinned" : "") + (v & 128 ? ", read just now" : "") +
+      (told ? `, ${many(told.faults, "fault")}` + (told.since === null ? "" : `, the last ${told.since} s before the newest token`) : "");
+  }
+  // an expert's pages lie in one run of frames
+  frames(all) {
+    const there = all.filter((v) => v >= 0), [low, high] = [Math.min(...there), Math.max(...there)];
+    return !there.length ? "on their way" : there.length === 1 ? `frame ${low}` : `frames ${low} to ${high}`;
   }
   // -- the strip
   get left() { return 30; }
@@ -87,7 +93,7 @@ class PagesPart {
     }
     g.fillStyle = theme.mute;
     const every = Math.ceil(13 / high);
-    for (let l = 0; l < f.L; l += every) g.fillText(l, 4, l * high + high / 2);
+    for (let l = 0; l < f.L; l += every) g.fillText(l, 4, Math.max(6, l * high + high / 2));
     g.strokeStyle = theme.fg; g.lineWidth = 1.5;
     const ring = (l, e) => g.strokeRect(left + e * w - 1, l * high - 1, w, high);
     const piece = focusedPiece(this.board.story, f, at), owner = ownerOf(f, at);

@@ -43,6 +43,8 @@ class SlotsPanel {
     const slot = slotOf(f, i);
     if (!slot || slot.kind === "free") return `slot ${i}: free` + (slot ? ", used before" : "");
     const kind = slot.kind === "double" ? ", one of two at once" : slot.kind === "base" && f.owners.length ? ", shared base" : "";
+    const told = this.board.told("slot", {slot: i});
+    if (told && !told.free) return `slot ${i}: layer ${told.layer}, sequence ${told.sequence}, ${told.owner === null ? "shared base" : `expert ${told.owner}`}${slot.kind === "double" ? kind : ""}, ${told.tokens}${told.size ? ` of ${told.size}` : ""} tokens`;
     return `slot ${i}: layer ${slot.layer}, ${this.name(f, slot)}${kind}, ${Math.round(slot.fill * 100)} % full`;
   }
   // which slots belong to what is pointed at: a layer's, an expert's, those of the experts that a token was first for

@@ -12,6 +12,8 @@ class Tiles {
       t.node = h("div", {class: `cl-tile cl-tile-${name}`}, t.title, t.big, t.more, t.bar);
       this.tile[name] = t; this.node.append(t.node);
     }
+    this.says = h("p", {class: "cl-findings", "aria-label": "what stands out"}); this.at = 0;
+    this.node.append(this.says);
   }
   set(name, big, more, share, mark) {
     const t = this.tile[name];
@@ -42,6 +44,11 @@ class Tiles {
     const total = f.total || f.budget;
     if (f.resident_bytes !== null) this.set("memory", ...this.part(f.resident_bytes, f.budget), total ? f.resident_bytes / total : null, f.budget && total ? f.budget / total : null);
     else this.set("memory", whole(f.resident), `of ${whole(f.L * f.E)} experts`, f.resident / (f.L * f.E));
+    if (performance.now() - this.at > 500 || f.state !== "generating") {
+      this.at = performance.now();
+      put(this.says, findings(f, this.board.model.get("whatif")).join(" "));
+      this.says.hidden = !this.says.textContent;
+    }
     this.set("kv", whole(f.kv[0]), `of ${whole(f.kv[1])}`, f.kv[1] ? f.kv[0] / f.kv[1] : null);
   }
 }

@@ -49,7 +49,7 @@ class WhatIfPage {
     const key = JSON.stringify(rows);
     if (this.key !== key) { this.key = key; this.facts.replaceChildren(...rows.map(([label, value]) => h("div", null, h("dt", null, label), h("dd", null, value)))); }
     const late = all.behind ? `, of which ${whole(all.steps - all.behind)} are worked out: the rest follows when it rests` : "";
-    put(this.say, here >= 0 ? this.words(all, here) : `${many(all.steps, "step")} of the run${late}. Belady knows the future: no cache does better.`);
+    put(this.say, here >= 0 ? this.words(all, here) : `${many(all.steps, "step")} of the run${late}. ${better(all)} Belady knows the future: no cache does better.`.replace("  ", " "));
     setLegend(this.legend, [...names.map((name, i) => [name, OKABE[i], i > 4 ? "dash" : "line"]), ["engine now", MARK, "ring"]]);
     const g = this.surface.begin(`Expert hits by budget. ${this.words(all, place)}. The engine: ${percent(all.rate)}`), theme = this.board.theme;
     const top = 8, zero = this.surface.height - 22, y = (v) => zero - v * (zero - top);
