@@ -152,10 +152,18 @@ def performance(view: RunView) -> dict[str, object]:
         "prompt tokens/s": prompt_rate,
         "expert hits": f"{time.hits:,} ({percent(time.hit_rate())})",
         "expert faults, evicted": f"{time.faults:,}, {time.evictions:,}",
+        "most faults": _worst(view),
         "bytes read": size(time.bytes_read),
         "where the time went": ", ".join(share) or None,
         "events missed by this view": view.missing,
     }
+
+
+def _worst(view: RunView) -> str | None:
+    faults = view.experts.faults.sum(axis=1)
+    if not faults.any():
+        return None
+    return f"layer {faults.argmax()}: {faults.max():,} ({percent(float(faults.max() / faults.sum()))})"
 
 
 def model_facts(about: Mapping[str, Any]) -> dict[str, object]:

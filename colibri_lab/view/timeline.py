@@ -10,7 +10,7 @@ from colibri_lab.events import PageKind, Phase, SequenceKind
 from colibri_lab.trace import Batch
 from colibri_lab.view.history import History
 
-STAGES = ("experts", "attention", "I/O wait", "head", "other")
+STAGES = ("experts + dispatch", "attention + router", "I/O wait", "head", "other")
 COLUMN = np.dtype(
     [
         ("t_ns", "u8"),

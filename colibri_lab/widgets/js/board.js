@@ -45,6 +45,9 @@ class Board {
       on("comm_live_update", () => this.connected(false)), on("change:can", () => this.redraw()), on("change:pointed", () => this.redraw())];
     this.size = new ResizeObserver(() => this.redraw());
     this.size.observe(this.root);
+    // many panels say what is pointed at; read aloud is the one that has the keyboard
+    this.root.addEventListener("focusin", () => this.aloud());
+    this.aloud();
     this.themes = new MutationObserver(() => this.restyle());
     for (const node of [document.body, document.documentElement]) this.themes.observe(node, {attributes: true});
     // a picture that was saved comes up in an element that JupyterLab has marked; what happens later is an event
@@ -58,6 +61,11 @@ class Board {
     for (const panel of this.panels) if (panel.dispose) panel.dispose();
     cancelAnimationFrame(this.pending);
     clearTimeout(this.asking);
+  }
+  aloud() {
+    for (const {node} of this.panels) for (const say of node.querySelectorAll("[role=status]")) {
+      say.setAttribute("aria-live", node.contains(document.activeElement) ? "polite" : "off");
+    }
   }
   send(message) { this.model.send(message); }
   restyle() {

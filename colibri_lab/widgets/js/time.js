@@ -119,9 +119,9 @@ class TimePanel {
     const n = f.a.flag.length, first = Math.max(0, n - 32), part = (i, k) => ms(f.a.stage[i * 5 + k] * f.unit_us / 1000), wide = f.a.count.shape[1];
     const rows = Array.from({length: n - first}, (_, j) => {
       const i = n - 1 - j;
-      return [f.a.flag[i] & 1 ? "prompt step" : `token ${f.a.place[i] + 1}`, ms(this.total(f, i)), ...STAGES.map((_, k) => part(i, k)), ...f.a.count.subarray(i * wide, i * wide + 3)];
+      return [f.a.flag[i] & 1 ? "prompt step" : `token ${f.a.place[i] + 1}`, ms(this.total(f, i)), ...STAGES.map((_, k) => part(i, k)), ...f.a.count.subarray(i * wide, (i + 1) * wide)];
     });
     return {caption: `Time of the last ${many(rows.length, "token")}, newest first; a prompt step's is of one of its rows`,
-      head: ["", "in all", ...STAGES.map(([name]) => name), "faults", "hits", "evicted"], rows};
+      head: ["", "in all", ...STAGES.map(([name]) => name), "faults", "hits", "evicted", "hits of guesses", "guesses wasted"], rows};
   }
 }
