@@ -1,4 +1,4 @@
-"""`colibri-lab bench batch`, `jitter` and `footprint`: the engine under load, and in little memory."""
+"""`colibri-lab bench batch`, `jitter`, `footprint`, `dashboard`: the engine under load, in little memory, watched."""
 
 from __future__ import annotations
 
@@ -81,5 +81,27 @@ def footprint_command(
         from colibri_lab.bench import footprint
 
         return footprint.run(footprint.Plan(tokens=tokens))
+
+    finish(measure, json)
+
+
+@app.command("dashboard")
+def dashboard_command(
+    shape: ShapeName = "m1",
+    rounds: Annotated[int, typer.Option(min=2)] = 12,
+    block: Annotated[float, typer.Option(min=0.1, help="seconds of decode in a round")] = 1.5,
+    seconds: Annotated[float, typer.Option(min=1, help="for which updates of a 32 x 64 model are looked at")] = 8,
+    threads: Threads = 1,
+    hz: Annotated[float, typer.Option(min=1, max=10, help="pictures a second")] = 8,
+    json: Json = False,
+) -> None:
+    """What the board costs in a real kernel: an update's time and bytes, and decode with and without it, in turn."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import dashboard, decode, ours
+
+        if shape != ours.EMBEDDED:
+            decode.shape_named(shape)
+        return dashboard.run(dashboard.Plan(shape, rounds, block, seconds, threads, hz))
 
     finish(measure, json)

@@ -1,0 +1,98 @@
+"""What the board costs: CPU time and bytes of an update, and decode with it and without it, in a real kernel."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from colibri_lab.bench.frontend import Frontend
+from colibri_lab.bench.harness import Block, interleave, percentile
+from colibri_lab.bench.result import Result
+
+UPDATE_MS, UPDATE_BYTES, SLOWER = 1.5, 12_000, 3.0  # bars: of one update, and per cent of decode
+CONTROL = 1.0  # per cent by which two sides without a board may differ
+PACE = 10  # steps a second of the slow run: four requests, so 40 tokens
+CHILD = "from colibri_lab.bench.dashboard_child import Bench\nprint('{}')"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. shape: of decode, for `block` s in a round; seconds: for which updates of `wide` are looked at."""
+
+    shape: str = "m1"
+    rounds: int = 12
+    block: float = 1.5
+    seconds: float = 8.0
+    threads: int = 1
+    hz: float = 8.0
+    wide: str = "wide"
+
+
+def run(plan: Plan) -> Result:
+    """Both measurements, each in a kernel of its own with a front end that receives."""
+    result = Result(f"dashboard {plan.shape}, {plan.hz:g} Hz")
+    with Frontend() as page:
+        page.run(CHILD)
+        _costs(plan, page, result)
+    with Frontend() as page:
+        page.run(CHILD)
+        _slower(plan, page, result)
+    result.notes.append(
+        "an update: events folded, frame built, serialised, signed and sent by ipykernel, received and parsed by a "
+        "front end in another process; a browser's drawing is not in it"
+    )
+    return result
+
+
+def _costs(plan: Plan, page: Frontend, result: Result) -> None:
+    about = page.run(f"bench = Bench('{plan.wide}', {plan.threads}, {plan.hz}, True)")
+    model = f"{about['layers']} x {about['experts']}, top-{about['top_k']}"
+    for name, options in (("slow", f"pace={PACE}"), ("fast", ""), ("what-if open", f"pace={PACE}, watch=True")):
+        page.boards.clear()
+        cost = page.run(f"bench.costs({plan.seconds}, {options})")
+        (board,) = page.boards.values()
+        each = {part: 1000 * s / max(cost["updates"], 1) for part, s in cost["cpu_s"].items()}
+        what = f"{name}: an update at {cost['tokens_per_s']:.0f} tokens/s ({model})"
+        result.add(what, sum(each.values()), "ms of CPU", limit=UPDATE_MS)
+        result.add(what, board.bytes / max(board.frames, 1), "bytes", limit=UPDATE_BYTES)
+        parts = ", ".join(f"{part} {ms:.2f} ms" for part, ms in each.items())
+        rate = cost["updates"] / cost["seconds"]
+        result.notes.append(f"{name}: {rate:.1f} updates/s, {board.frames} frames arrived; {parts}")
+        if rate < 0.8 * plan.hz:
+            result.reasons.append(f"{name}: {rate:.1f} updates a second where {plan.hz:g} were asked for")
+    page.run("bench.close()")
+
+
+def _slower(plan: Plan, page: Frontend, result: Result) -> None:
+    page.run(f"bench = Bench('{plan.shape}', {plan.threads}, {plan.hz}, False)")
+    told: list[dict[str, Any]] = []
+
+    def side(board: bool) -> Block:
+        said = page.run(f"bench.block({board}, {plan.block})")
+        told.extend([said] if board else [])
+        return Block(*(said[name] for name in ("work", "wall_s", "cpu_s", "delay_s")))
+
+    sides = {"off": lambda: side(False), "on": lambda: side(True), "control": lambda: side(False)}
+    interleave(1, sides)
+    told.clear()
+    blocks = interleave(plan.rounds, sides)
+    page.run("bench.close()")
+    rounds = list(zip(*(blocks[name] for name in sides), strict=True))
+    slower = [100 * (2 * on.wall_s / (off.wall_s + control.wall_s) - 1) for off, on, control in rounds]
+    noise = [100 * (control.wall_s / off.wall_s - 1) for off, _, control in rounds]
+    speed = {name: statistics.median(block.wall_rate for block in found) for name, found in blocks.items()}
+    without = (speed["off"] + speed["control"]) / 2
+    result.add("decode with the board", speed["on"], "tokens/s", peer="without", peer_value=without)
+    cost = statistics.median(slower)
+    result.add("decode is slower by", max(cost, 0.0), "%", limit=SLOWER)
+    updates = sum(said["updates"] for said in told)
+    took = 1000 * sum(said["board_cpu_s"] for said in told) / max(updates, 1)
+    result.add(f"an update while {plan.shape} decodes", took, "ms of CPU", limit=UPDATE_MS)
+    result.add("control: without against without", abs(statistics.median(noise)), "%", limit=CONTROL)
+    low, high = percentile(slower, 0.25), percentile(slower, 0.75)
+    result.notes.append(f"quartiles of the rounds: {low:.1f} to {high:.1f} % slower; {updates} updates were in it")
+    if abs(statistics.median(noise)) > CONTROL:
+        result.reasons.append(f"two sides without a board differ by {statistics.median(noise):.1f} %")
+    if high - low > 2 * SLOWER:
+        result.reasons.append(f"the rounds' costs lie {high - low:.1f} points apart between their quartiles")
