@@ -134,6 +134,31 @@ def lab(notebook: Annotated[Path | None, typer.Argument(help="notebook to open; 
     raise typer.Exit(subprocess.call([*command, *([str(chosen)] if chosen else [])]))
 
 
+@app.command()
+def board(
+    config: ConfigFile = None, model: Model = None, settings: Set = None,
+    replay: Annotated[Path | None, typer.Option(help="a recorded run instead of a model")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of the page, on loopback")] = 8866,
+    browser: Annotated[bool, typer.Option(help="open the page")] = True,
+    dark: Annotated[bool, typer.Option("--dark", help="light text on a dark page")] = False,
+) -> None:  # fmt: skip
+    """Show the board as a page of its own, without cells; each page that is opened loads an engine of its own."""
+    from . import page
+    from .telemetry import replay as read
+
+    if replay is not None:
+        if config or model or settings:
+            raise ConfigError("--replay: a recorded run has no model and takes no settings")
+        read(replay)  # what is wrong with it is said here, not on the page
+        book = page.notebook(replay, {}, recorded=True)
+    else:
+        chosen, given = _chosen(config, model, settings)
+        named = {name: str(v) if isinstance(v, Path) else v for name, v in given.items()}
+        source = config or Path(named.pop("model_path", chosen.model_path))
+        book = page.notebook(source, named)
+    raise typer.Exit(page.serve(book, port, browser, dark))
+
+
 def _later(name: str, what: str) -> None:
     @app.command(name, context_settings=PASS_ON, help=f"{what} (not available yet)")
     def refuse(context: typer.Context) -> None:
@@ -150,12 +175,13 @@ def main(arguments: list[str] | None = None) -> int:
     terminal.prepare()
     from .model.errors import ModelError
     from .ops.build import KernelError
+    from .trace import TraceError
 
     try:
         code = app(args=arguments, prog_name="colibri-lab", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
-    except (ConfigError, ModelError, RequestError, RouterError, PagerError, KernelError) as error:
+    except (ConfigError, ModelError, RequestError, RouterError, PagerError, KernelError, TraceError) as error:
         return _error(str(error))
     except typer.Exit as end:
         return int(end.exit_code)
@@ -202,8 +228,17 @@ def _generate(engine: Any, prompt: str, sampling: dict[str, Any], as_json: bool)
 @contextmanager
 def _engine(config: Path | None, model: Path | None, settings: list[str] | None) -> Iterator[Any]:
     """The engine that the options describe, with its facts on stderr."""
-    from .config import Config
     from .engine import Engine
+
+    with Engine.load(_chosen(config, model, settings)[0]) as engine:
+        for what, fact in facts(engine.describe(), engine.settings):
+            _info(what, fact)
+        yield engine
+
+
+def _chosen(config: Path | None, model: Path | None, settings: list[str] | None) -> tuple[Any, dict[str, Any]]:
+    """(the Config that the options describe, what they set beside the file)."""
+    from .config import Config
     from .paths import embedded_model
     from .yamlfile import parse_mapping
 
@@ -225,10 +260,7 @@ def _engine(config: Path | None, model: Path | None, settings: list[str] | None)
             raise ConfigError(f"{config}: model_path: names no model; name one there, or with --model")
     else:
         chosen = Config.make({"model_path": embedded_model()} | overrides)
-    with Engine.load(chosen) as engine:
-        for what, fact in facts(engine.describe(), engine.settings):
-            _info(what, fact)
-        yield engine
+    return chosen, overrides
 
 
 def _prompt(text: str) -> str:

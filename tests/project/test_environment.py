@@ -84,6 +84,6 @@ def test_the_lock_satisfies_the_bounds(top: Path) -> None:
 
 def test_extras_for_few_are_apart(top: Path) -> None:
     extras = project(top)
-    assert {"cuda", "nvml", "parquet", "test", "oracle", "peers"} == set(extras) - {""}
+    assert {"cuda", "nvml", "parquet", "voila", "test", "oracle", "peers"} == set(extras) - {""}
     heavy = {"torch", "transformers", "llama-cpp-python", "gguf", "cupy-cuda13x"}
     assert not heavy & {r.name for r in extras[""] + extras["test"]}
