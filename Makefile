@@ -18,7 +18,7 @@ LOCKED := $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if (sys.v
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := COLIBRI_CACHE="$(CURDIR)/build/test-cache" $(PYTEST) --nbval-lax -n 2 --dist loadscope notebooks
 
-.PHONY: help env tools browser lab demo test test-fast test-browser test-notebooks test-oracle lint format bench lock wheel clean distclean
+.PHONY: help env tools browser lab demo test test-fast test-browser test-notebooks soak test-oracle lint format bench lock wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,10 @@ test-notebooks: env ## run the notebooks with nbval
 
 test-browser: env browser ## drive the board in Chromium
 	$(PYTEST) -m browser tests/browser
+
+MINUTES ?= 30
+soak: env browser ## the lab in a browser for MINUTES=30: what kernel and page grow by (not part of make test)
+	$(BIN)/python -m tests.browser.soak --minutes $(MINUTES)
 
 test-oracle: $(ORACLE_READY) ## make the goldens afresh with transformers and compare
 	$(PYTEST) -m oracle tests/oracle

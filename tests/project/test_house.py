@@ -114,7 +114,9 @@ def test_a_tokens_path_names_what_exists(top: Path) -> None:
         assert re.search(rf"(def|class|void|int|EXPORT\b.*) \*?{re.escape(last)}\b", text), f"{target} has no {name}"
 
 
-@pytest.mark.parametrize("target", ["lab", "demo", "test", "test-oracle", "lint", "bench", "help", "lock", "clean"])
+@pytest.mark.parametrize(
+    "target", ["lab", "demo", "test", "test-oracle", "lint", "bench", "soak", "help", "lock", "clean"]
+)
 def test_make_has(top: Path, target: str) -> None:
     assert re.search(rf"^{target}:", (top / "Makefile").read_text(), re.MULTILINE)
 
