@@ -17,11 +17,12 @@ from colibri_lab.view.frame import block, board_frame, prose_block
 from colibri_lab.view.run import RunView
 from colibri_lab.view.systems import described
 from colibri_lab.widgets.alone import Panel
+from colibri_lab.widgets.audience import Audience
 from colibri_lab.widgets.ticker import Ticker, rate
 
 _HERE = Path(__file__).parent
 _SCRIPTS = "colours frame focus panel table experts time slots latency prose tiles controls pages systems".split()
-_SCRIPTS += "travel token study compare findings whatif tuner board".split()
+_SCRIPTS += "travel token study compare findings whatif tuner looking board".split()
 _WATCHED_S = 6.0
 _PROSE_EVERY_S = 5.0  # how old the text of a picture that is saved while generating may be
 
@@ -92,6 +93,7 @@ class Board(anywidget.AnyWidget):
         self._aside, self._watched = aside, -_WATCHED_S
         self._frames = frames
         self._pointed: State = {}
+        self._audience = Audience()
         self._lock = threading.RLock()
         self._said: State | None = None
         self._sent = (-2, -1)  # sequence and position of the last piece of text that was sent
@@ -159,9 +161,11 @@ class Board(anywidget.AnyWidget):
             same = state == self._said and moments == self.moments
             if not new and not self._stale and not self._again and same:
                 return False
-            self._explain()
             # a picture that stands still is saved with all of its text
             rests = state["state"] != "generating" and (self._said or {}).get("state") != state["state"]
+            if not (self._stale or self._again or rests or self._audience.looks()):
+                return False
+            self._explain()
             self._said, view = state, self.shown
             sequence = view.prose.sequence
             if sequence < self._sent[0]:  # an earlier text, after which pages would not take it for a new one
@@ -206,6 +210,10 @@ class Board(anywidget.AnyWidget):
         what = content.get("do")
         if what == "watch":  # a page shows what is worked out aside, as it says every other second
             self._watched = time.monotonic()
+            return
+        unseen = self._audience.hear()
+        if what == "look":  # somebody sees the board, as pages say every other second
+            self._stale |= unseen
             return
         with self._lock:
             if what == "point":

@@ -26,6 +26,7 @@ class Board {
     }
     el.append(this.root);
     this.watch();
+    this.looking = new Looking(this);
     this.text();
     this.arrived();
     views.add(this);
@@ -56,6 +57,7 @@ class Board {
   }
   dispose() {
     this.views.delete(this);
+    this.looking.dispose();
     this.off.forEach((stop) => stop());
     this.size.disconnect(); this.themes.disconnect();
     for (const panel of this.panels) if (panel.dispose) panel.dispose();
