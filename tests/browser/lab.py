@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from urllib.parse import urlparse
+
+from jupyter_client.blocking.client import BlockingKernelClient
 
 BOARD = ".cl-board"
 
@@ -67,3 +71,41 @@ def foreign(page) -> list[str]:
     here = ("127.0.0.1", "localhost", None)
     web = [urlparse(url) for url in page.hosts if url.startswith(("http", "ws"))]
     return [url.geturl() for url in web if url.hostname not in here]
+
+
+def focused(page) -> str:
+    """What a screen reader calls the element that has the focus."""
+    return page.evaluate("""() => {
+      const node = document.activeElement, label = node.labels && node.labels[0];
+      return (node.getAttribute("aria-label") || (label ? label.textContent : node.textContent) || "").trim();
+    }""")
+
+
+def tab_to(page, name: str, most: int = 60) -> None:
+    """Presses Tab until what is called so has the focus."""
+    passed = []
+    for _ in range(most):
+        if name in (now := focused(page)):
+            return
+        passed.append(now[:30])
+        page.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not come to {name!r}, only to {passed}")
+
+
+def ask_kernel(server, notebook: str, expression: str) -> str:
+    """The repr of an expression in the notebook's kernel, by a client beside the page."""
+    with urllib.request.urlopen(f"{server.url}/api/sessions?token={server.token}") as answer:
+        (kernel,) = [s["kernel"]["id"] for s in json.load(answer) if s["path"] == notebook]
+    client = BlockingKernelClient(connection_file=str(server.folder / "jupyter_runtime_dir" / f"kernel-{kernel}.json"))
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=20)
+        asked = client.execute("", silent=True, user_expressions={"asked": expression})
+        while (reply := client.get_shell_msg(timeout=20))["parent_header"].get("msg_id") != asked:
+            continue
+    finally:
+        client.stop_channels()
+    told = reply["content"]["user_expressions"]["asked"]
+    assert told["status"] == "ok", told
+    return told["data"]["text/plain"]

@@ -1,0 +1,123 @@
+"""More than one page, none, a kernel that starts anew, and a person without a mouse."""
+
+from __future__ import annotations
+
+import ast
+import time
+
+import pytest
+
+from tests.browser import lab
+from tests.browser.test_board import ASK, IMPORT, SHOW, button, generate, shot
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+
+@pytest.fixture()
+def board(page, server, request):
+    slowly = IMPORT.replace("pace=40", "pace=16")  # 900 tokens last for a minute
+    page.book = server.notebook(f"{request.node.name}.ipynb", slowly, SHOW, ASK)
+    lab.open_notebook(page, server, page.book)
+    show(page)
+    yield page
+    assert lab.foreign(page) == []
+
+
+def show(page):
+    for cell in (0, 1):
+        lab.run_cell(page, cell)
+        lab.ran(page, cell)
+    page.locator(f"{lab.BOARD}[data-draws]").last.wait_for(timeout=20_000)
+
+
+def test_two_tabs_show_the_same_and_both_react(board, server):
+    lab.command(board, "docmanager:save")
+    board.wait_for_timeout(500)
+    other = board.context.new_page()
+    lab.open_notebook(other, server, board.book)
+    other.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    other.locator(".cl-controls textarea").fill("The young lady")
+    button(other, "Start").click()
+    for tab in (board, other):
+        lab.until(lambda tab=tab: lab.data(tab, "state") == "generating", 3, "both see it start")
+    button(board, "Pause").click()
+    for tab in (board, other):
+        lab.until(lambda tab=tab: lab.data(tab, "state") == "paused", 2, "both see it held")
+        lab.settle(tab)
+        assert tab.locator(".cl-prompt").inner_text() == "The young lady"
+    assert board.locator(".cl-text").inner_text() == other.locator(".cl-text").inner_text()
+    assert lab.pixels(board) == lab.pixels(other)
+    other.get_by_label("experts in memory").press("Home")
+    memory = board.locator(".cl-tile-memory span")
+    lab.until(lambda: memory.inner_text() == "of 128 KiB", 1, "what one tab sets the other shows")
+    shot(other, "second_tab")
+    other.close()
+    button(board, "Stop").click()
+    lab.until(lambda: lab.data(board, "state") == "idle", 2, "the first tab goes on without the second")
+
+
+def test_a_restarted_kernel_and_the_cell_again(board):
+    generate(board)
+    board.wait_for_timeout(500)
+    board.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
+    board.locator(".jp-Dialog .jp-mod-accept").click()
+    board.get_by_text("The kernel was restarted").wait_for(timeout=15_000)
+    assert board.locator(".cl-piece").count() > 0, "the last picture stays"
+    lab.kernel_idle(board)
+    show(board)
+    assert board.locator(lab.BOARD).count() == 1 and board.locator(".cl-banner").first.is_hidden()
+    assert board.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    generate(board)
+    lab.until(lambda: board.locator(".cl-piece").count() > 10, 10, "it writes again")
+    shot(board, "restarted_again")
+
+
+def test_from_start_to_stop_by_keyboard(board):
+    """Focus enters the board once; from there Tab, arrows, Space and letters do everything."""
+    board.locator(".cl-board canvas").first.focus()
+    lab.tab_to(board, "Prompt")
+    board.keyboard.press("Control+A")
+    board.keyboard.type("def main")
+    lab.tab_to(board, "Start")
+    ring = "() => getComputedStyle(document.activeElement).outlineStyle"
+    assert board.evaluate(ring) != "none", "one sees where the focus is"
+    board.keyboard.press("Enter")
+    lab.until(lambda: lab.data(board, "state") == "generating", 3, "started")
+    lab.tab_to(board, "Pause")
+    board.keyboard.press("Space")
+    lab.until(lambda: lab.data(board, "state") == "paused", 2, "held")
+    assert "Resume" in lab.focused(board), "the focus stays on the button, which now goes on"
+    board.keyboard.press("Space")
+    lab.until(lambda: lab.data(board, "state") == "generating", 2, "goes on")
+    lab.tab_to(board, "experts in memory")
+    board.keyboard.press("Home")
+    memory = board.locator(".cl-tile-memory span")
+    lab.until(lambda: memory.inner_text() == "of 128 KiB", 1, "the engine's budget")
+    shot(board, "keyboard")
+    board.keyboard.press("Shift+Tab")
+    lab.until(lambda: "Stop" in lab.focused(board), 1, "and back")
+    board.keyboard.press("Enter")
+    lab.until(lambda: lab.data(board, "state") == "idle", 2, "stopped")
+    assert board.locator(".cl-prompt").inner_text() == "def main"
+    assert board.locator(".jp-CodeCell").count() == 3, "no key went to the notebook"
+
+
+def test_hz_from_1_to_10_and_nothing_for_nobody(board, server):
+    generate(board)
+    before = int(lab.data(board, "updates"))
+    for hz, least, most in ((1, 2, 5), (10, 24, 34)):
+        lab.ask_kernel(server, board.book, f"setattr(lab.board, 'hz', {hz})")
+        board.wait_for_timeout(1200)
+        before, begin = int(lab.data(board, "updates")), time.monotonic()
+        board.wait_for_timeout(3000)
+        got = (int(lab.data(board, "updates")) - before) * 3 / (time.monotonic() - begin)
+        assert least <= got <= most, f"{hz} Hz: {got:.1f} pictures in 3 s"
+    look = "(lab.state, lab.board.updates, lab.view.events)"
+    board.goto("about:blank")
+    board.wait_for_timeout(9000)
+    state, updates, events = ast.literal_eval(lab.ask_kernel(server, board.book, look))
+    assert state == "generating"
+    board.wait_for_timeout(1500)
+    _, later, more = ast.literal_eval(lab.ask_kernel(server, board.book, look))
+    assert later == updates and more > events, "for nobody no picture is made, but events are followed"
+    lab.open_notebook(board, server, board.book)
