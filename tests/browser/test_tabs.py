@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import time
 
 import pytest
@@ -121,3 +122,22 @@ def test_hz_from_1_to_10_and_nothing_for_nobody(board, server):
     _, later, more = ast.literal_eval(lab.ask_kernel(server, board.book, look))
     assert later == updates and more > events, "for nobody no picture is made, but events are followed"
     lab.open_notebook(board, server, board.book)
+
+
+def test_running_the_cell_again_adds_nothing_to_the_notebook(board, server):
+    """What JupyterLab saves of widgets is that of one board, however often its cell ran."""
+    sizes = []
+    prompt = board.locator(".jp-NotebookPanel .jp-CodeCell .jp-InputPrompt").nth(1)
+    for run in range(20):
+        lab.run_cell(board, 1)
+        lab.until(lambda run=run: prompt.inner_text().strip("[]: \n") == str(run + 3), 20, f"run {run}")
+        if run in (1, 19):
+            lab.until(lambda: board.locator(f"{lab.BOARD}[data-draws]").count() == 1, 10, "one board")
+            lab.settle(board)
+            lab.command(board, "docmanager:save")
+            board.wait_for_timeout(700)
+            saved = json.loads((server.notebooks / board.book).read_text())
+            sizes.append((len(saved["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]),
+                          (server.notebooks / board.book).stat().st_size))  # fmt: skip
+    assert sizes[0][0] == sizes[1][0], "as many models"
+    assert abs(sizes[0][1] - sizes[1][1]) < 0.02 * sizes[0][1], sizes
