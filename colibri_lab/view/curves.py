@@ -38,8 +38,12 @@ class Curves(Still):
             parts.append(f"<path class='line' d='M{LEFT} {y:.4g}h{WIDTH - LEFT:g}v1h-{WIDTH - LEFT:g}z'/>")
             label = f"{100 * most_y * quarter / 4:.0f} %"
             parts.append(f"<text x='{LEFT - 5:g}' y='{y + 4:.4g}' text-anchor='end'>{label}</text>")
+        free = 0.0  # labels that would touch the one before are left out
         for at in self.x:
             x = LEFT + (WIDTH - LEFT - 12) * at / most_x
+            if x < free:
+                continue
+            free = x + 26
             parts.append(f"<text x='{x:.4g}' y='{HEIGHT - BOTTOM + 14:g}' text-anchor='middle'>{at:g}</text>")
         parts.append(f"<text x='{LEFT:g}' y='{HEIGHT - 4:g}'>{escape(self.x_name)}</text>")
         for i, (name, values) in enumerate(self.lines.items()):

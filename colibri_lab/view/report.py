@@ -16,7 +16,6 @@ from colibri_lab.view.html import Still, duration, grid, number, percent, size, 
 from colibri_lab.view.run import RunView
 from colibri_lab.view.system_svg import system_panel
 from colibri_lab.view.systems import SYSTEMS
-from colibri_lab.view.timeline import STAGES
 
 _PAGE = "body{margin:0;padding:22px;background:#fff;color-scheme:light dark}"
 _PAGE += "@media (prefers-color-scheme:dark){body{background:#111418}}.clr{margin:0 auto}"
@@ -141,9 +140,7 @@ def performance(view: RunView) -> dict[str, object]:
     """The figures of a run by name, as the report's table shows them."""
     time, latency = view.timeline, view.timeline.latency()
     prompt_rate = time.prompt_rows / (time.prompt_ns / 1e9) if time.prompt_ns else None
-    stages = time.columns["stages_ns"].sum(axis=0)
-    whole = float(stages.sum())
-    share = [f"{name} {percent(v / whole)}" for name, v in zip(STAGES, stages.tolist(), strict=True) if whole]
+    share = [f"{name} {percent(part)}" for name, part in time.shares().items()]
     return {
         "tokens decoded": latency.n,
         "ms a token P50 · P95 · P99": f"{number(latency.p50)} · {number(latency.p95)} · {number(latency.p99)}",

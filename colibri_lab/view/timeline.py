@@ -146,6 +146,12 @@ class Timeline:
             self._latency = Latency(self.decoded, p50, p95, p99, float(ms.max()))
         return self._latency
 
+    def shares(self) -> dict[str, float]:
+        """The part of the columns' time that each of STAGES took; they add up to 1. Empty before there is any time."""
+        spent = self.columns["stages_ns"].sum(axis=0).tolist()
+        whole = sum(spent)
+        return {name: ns / whole for name, ns in zip(STAGES, spent, strict=True)} if whole else {}
+
     def histogram(self, bins: int = 48) -> tuple[np.ndarray, float]:
         """(counts int64 [bins] from 0 to the returned end in ms, the longer ones in the last bin)."""
         ms, known = self.decode_ms, self.latency()

@@ -36,3 +36,8 @@ def test_a_place_is_marked():
         "Hits", "budget", [10, 50, 100], {"lru": [0.2, 0.5, 0.8]}, (50, 0.45, "engine now: 45.0 %")
     )._repr_html_()
     assert html.count("<circle") == 1 and html.count("engine now: 45.0 %") == 2
+
+
+def test_places_close_together_share_a_label():
+    html = Curves("Hits", "budget", [10, 12, 50, 100], {"lru": [0.2, 0.3, 0.5, 0.8]})._repr_html_()
+    assert re.findall(r"text-anchor='middle'>(\d+)<", html) == ["10", "50", "100"]

@@ -167,6 +167,7 @@ def test_time_adds_up_and_prompt_rows_are_told_apart():
     assert columns["phase"].tolist() == [0, 1, 1, 1, 1], "one column for the prompt's step"
     assert columns["stages_ns"][1].tolist() == [300_000, 400_000, 100_000, 50_000, 150_000]
     assert columns["stages_ns"].sum(axis=1)[1:].tolist() == [1_000_000] * 4
+    assert sum(view.timeline.shares().values()) == pytest.approx(1) and RunView(1, 2, 1).timeline.shares() == {}
     assert view.timeline.latency()[:2] == (4, 1.0)
     assert view.timeline.first_token_ms() == 4.0
     assert view.timeline.prompt_tokens == 3
