@@ -56,7 +56,8 @@ def main() -> None:
         model = convert(embedded_model(), "tiny-moe")
         starved = {"expert_cache_bytes": "1MiB", "eviction_policy": "lru"}
         record(model, out / "run_a.jsonl", ["The young lady"], 100, **starved)
-        record(model, out / "run_b.jsonl", ["The young lady"], 100, expert_cache_bytes="4MiB", router=Noise(2, 12.0))
+        noisy = {"expert_cache_bytes": "4MiB", "router": Noise(2, 12.0), "eviction_policy": "lru"}
+        record(model, out / "run_b.jsonl", ["The young lady"], 100, **noisy)
         record(model, out / "run_c.jsonl", PROMPTS, 25, max_batch_size=1)
 
 
