@@ -18,6 +18,7 @@ import typer
 from . import terminal
 from .errors import ConfigError, PagerError, RequestError, RouterError
 from .performance import facts, performance, performance_line
+from .planning.command import plan
 
 app = typer.Typer(name="colibri-lab", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 WRONG_INPUT, INTERRUPTED = 2, 130
@@ -101,6 +102,9 @@ def convert(
     _info("done", str(made))
 
 
+app.command()(plan)
+
+
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -166,7 +170,6 @@ def _later(name: str, what: str) -> None:
 
 
 _later("doctor", "Check this machine's set-up.")
-_later("plan", "Say what a model would need on this machine.")
 _later("serve", "Serve a model over HTTP.")
 
 

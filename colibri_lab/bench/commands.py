@@ -134,7 +134,7 @@ def paging_command(
         def names(given: str, all_: Sequence[str]) -> Sequence[str]:
             return all_ if given == "all" else given.split(",")
 
-        shares, ahead = _numbers("budgets", budgets), names(prefetchers, PREFETCH)
+        shares, ahead = numbers("budgets", budgets), names(prefetchers, PREFETCH)
         if engine_mode not in ("sync", "async"):
             raise ValueError(f"--engine-mode {engine_mode!r} is neither sync nor async")
         plan = paging.Plan(shares, names(policies, EVICTION), ahead, tokens, rounds, threads, engine_mode)
@@ -178,7 +178,7 @@ def pipeline_command(
 
         if prefetcher not in PREFETCH:
             raise ValueError(f"--prefetcher {prefetcher!r} is none of {', '.join(PREFETCH)}")
-        shares, together = _numbers("budgets", budgets), _numbers("batches", batches)
+        shares, together = numbers("budgets", budgets), numbers("batches", batches)
         plan = pipeline.Plan(decode.shape_named(shape), shares, together, tokens, rounds, threads, prefetcher)
         return pipeline.run(plan)
 
@@ -202,7 +202,7 @@ def kv_command(
     def measure() -> Result:
         from colibri_lab.bench import decode, kv
 
-        asked = _numbers("lengths", lengths)
+        asked = numbers("lengths", lengths)
         plan = kv.Plan(decode.shape_named(shape), asked, threads, rounds, tokens, seed, characters)
         return kv.run(text, plan)
 
@@ -233,7 +233,7 @@ def persist_command(
     finish(measure, json)
 
 
-def _numbers(option: str, given: str) -> list[int]:
+def numbers(option: str, given: str) -> list[int]:
     """Whole numbers by commas; ValueError names the option."""
     try:
         return [int(part) for part in given.split(",")]

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from colibri_lab.analysis.routes import zipf_markov_routes
 from colibri_lab.bench.harness import Block, interleave, measured, spread
 from colibri_lab.bench.result import Result
-from colibri_lab.bench.traffic import zipf_markov_routes
 from colibri_lab.dispatch.rings import Rings
 from colibri_lab.dispatch.waves import Dispatcher
 from colibri_lab.engine.pipeline import Unit

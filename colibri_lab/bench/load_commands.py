@@ -1,4 +1,4 @@
-"""`colibri-lab bench batch`, `jitter`, `footprint`, `dashboard`: the engine under load, in little memory, watched."""
+"""`colibri-lab bench batch`, `jitter`, `footprint`, `dashboard`, `plan`: under load, in little memory, watched, as predicted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from colibri_lab.bench.commands import VALIDATION, Json, app, finish
+from colibri_lab.bench.commands import VALIDATION, Json, app, finish, numbers
 from colibri_lab.bench.result import Result
 
 __all__ = ["app"]
@@ -34,11 +34,7 @@ def batch_command(
     def measure() -> Result:
         from colibri_lab.bench import batch, decode, ours
 
-        try:
-            sizes = [int(part) for part in batches.split(",")]
-        except ValueError:
-            raise ValueError(f"--batches {batches!r}: whole numbers by commas, as 1,4,8") from None
-        plan = batch.Plan(sizes, tokens, prompt, rounds, threads, engine_mode)
+        plan = batch.Plan(numbers("batches", batches), tokens, prompt, rounds, threads, engine_mode)
         return batch.run(text, plan, None if shape == ours.EMBEDDED else decode.shape_named(shape))
 
     finish(measure, json)
@@ -103,5 +99,26 @@ def dashboard_command(
         if shape != ours.EMBEDDED:
             decode.shape_named(shape)
         return dashboard.run(dashboard.Plan(shape, rounds, block, seconds, threads, hz))
+
+    finish(measure, json)
+
+
+@app.command("plan")
+def plan_command(
+    shape: Annotated[str, typer.Option(help="random weights of this shape: nano, m0, m1, m2 (2 GB)")] = "m1",
+    budgets: Annotated[str, typer.Option(help="per cent of all experts, by commas")] = "25,50,75,100",
+    tokens: Annotated[int, typer.Option(min=2, help="decoded in a round")] = 48,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    threads: Threads = 1,
+    json: Json = False,
+) -> None:
+    """What `colibri-lab plan` predicts beside what is measured: hit rate, wait for pages, tokens a second."""
+
+    def measure() -> Result:
+        from colibri_lab.bench import decode, forecast
+
+        return forecast.run(
+            forecast.Plan(decode.shape_named(shape), numbers("budgets", budgets), tokens, rounds, threads)
+        )
 
     finish(measure, json)

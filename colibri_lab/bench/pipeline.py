@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from colibri_lab.analysis.routes import zipf_markov_routes
 from colibri_lab.bench.harness import Block, interleave, measured
 from colibri_lab.bench.ours import make_model
 from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import Shape
-from colibri_lab.bench.traffic import ImposedRouter, zipf_markov_routes
+from colibri_lab.bench.traffic import ImposedRouter
 from colibri_lab.engine.engine import Engine
 
 STAGES = ("attention", "experts", "io", "head")

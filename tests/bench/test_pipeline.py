@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colibri_lab.analysis.routes import zipf_markov_routes
 from colibri_lab.bench import main, pipeline
 from colibri_lab.bench.shapes import SHAPES
-from colibri_lab.bench.traffic import ImposedRouter, zipf_markov_routes
+from colibri_lab.bench.traffic import ImposedRouter
 from colibri_lab.engine.engine import Engine
 
 

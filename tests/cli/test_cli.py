@@ -102,7 +102,7 @@ def test_json_is_one_strict_line(model: Path, tmp_path: Path) -> None:
         (["trace", "--out", "."], ".: is a folder, not a file to write"),
         (["trace", "--set", "telemetry=false"], "telemetry: must be on to record a trace"),
         (["doctor"], "doctor: not available yet"),
-        (["plan", "--anything", "3"], "plan: not available yet"),
+        (["doctor", "--anything", "3"], "doctor: not available yet"),
         (["serve"], "serve: not available yet"),
         (["lab", "no.ipynb"], "no.ipynb: no such notebook"),
         (["frobnicate"], "frobnicate"),

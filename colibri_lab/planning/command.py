@@ -1,0 +1,129 @@
+"""`colibri-lab plan`: does a model fit, how fast would it be, and what bounds it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..analysis.accesses import Accesses, recorded
+from ..errors import ConfigError
+from ..model.families import read_spec
+from ..model.jsonfile import read_object
+from ..model.plan import Plan, make_plan
+from ..sizes import parse_size
+from .boards import BOARDS, Machine
+from .cost import KV_ITEM, Forecast, Needs, forecast, needs, share_in_memory
+from .misses import ASSUMED, assumed, hit_rate
+
+
+def plan(
+    model_config: Annotated[Path, typer.Option("--model-config", help="config.json of a Hugging Face model")],
+    board: Annotated[str | None, typer.Option(help=f"a machine that is known: {', '.join(BOARDS)}")] = None,
+    ram: Annotated[str | None, typer.Option(help="memory for the engine, as 32GB")] = None,
+    dram: Annotated[str | None, typer.Option(help="rate at which processors read memory, as 60GB/s")] = None,
+    disk: Annotated[str | None, typer.Option(help="rate of the disk, as 3GB/s")] = None,
+    quantize: Annotated[str, typer.Option(help="fp32, fp16, int8 or int4")] = "int4",
+    group_size: Annotated[int, typer.Option(help="inputs that share one scale: 32, 64 or 128")] = 32,
+    context: Annotated[int | None, typer.Option(help="tokens of the sequence; none: 4096, or the model's most")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="fp16 or fp32")] = "fp16",
+    trace: Annotated[Path | None, typer.Option(help="recorded run of the model, for its hit rate")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON line instead of text")] = False,
+) -> None:
+    """Predict tokens a second, the experts in memory, and what bounds them, for a machine and a model's config."""
+    if kv_dtype not in KV_ITEM:
+        raise ConfigError(f"--kv-dtype {kv_dtype!r} is none of {', '.join(KV_ITEM)}")
+    machine = _machine(board, ram, dram, disk)
+    layout = make_plan(read_spec(read_object(model_config), str(model_config)), quantize, group_size, "--quantize")
+    need = needs(layout, min(4096, layout.spec.max_positions) if context is None else context, kv_dtype)
+    share = share_in_memory(need, machine)
+    found = forecast(need, machine, share, hit_rate(_accesses(trace, layout), share))
+    if as_json:
+        typer.echo(json.dumps(_form(machine, need, found), allow_nan=False))
+    else:
+        typer.echo("\n".join(_lines(machine, layout, need, found, trace)))
+
+
+def _machine(board: str | None, ram: str | None, dram: str | None, disk: str | None) -> Machine:
+    given = {"ram": _size("ram", ram), "dram": _size("dram", dram), "disk": _size("disk", disk)}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if board is None:
+        if missing := [f"--{name}" for name in given if name not in chosen]:
+            raise ConfigError(f"plan: {', '.join(missing)} missing; or name a board with --board: {', '.join(BOARDS)}")
+        return Machine("this machine", chosen["ram"], chosen["dram"], chosen["disk"])
+    if board not in BOARDS:
+        raise ConfigError(f"--board {board!r:.40} is none of {', '.join(BOARDS)}")
+    known = BOARDS[board]
+    ram_, dram_, disk_ = (chosen.get(name, getattr(known, name)) for name in given)
+    return replace(known, ram=ram_, dram=dram_, disk=disk_)
+
+
+def _size(name: str, given: str | None) -> float | None:
+    """Bytes, or bytes a second, of "32GB" or "3GB/s"."""
+    if given is None:
+        return None
+    try:
+        size = parse_size(given.strip().removesuffix("/s"))
+    except ValueError:
+        size = 0
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"--{name} {given!r:.40}: a size is like 32GB, a rate like 3GB/s")
+    return float(size)
+
+
+def _accesses(trace: Path | None, layout: Plan) -> Accesses:
+    spec = layout.spec
+    if trace is None:
+        return assumed(len(spec.sparse_layers), spec.experts, spec.top_k)
+    from ..telemetry import replay
+
+    try:
+        found = recorded(replay(trace))
+    except ValueError as error:
+        raise ConfigError(f"{trace}: {error}") from None
+    if (found.experts, found.top_k) != (spec.experts, spec.top_k):
+        raise ConfigError(
+            f"{trace}: was recorded from a model of {found.experts} experts, top-{found.top_k}; "
+            f"the config has {spec.experts}, top-{spec.top_k}"
+        )
+    return found
+
+
+def _form(machine: Machine, need: Needs, found: Forecast) -> dict[str, object]:
+    return {
+        "machine": {"name": machine.name, "ram": machine.ram, "dram": machine.dram, "disk": machine.disk},
+        "bytes": {"dense": need.dense, "kv": need.kv, "experts": need.experts * need.expert},
+        "experts_in_memory": found.share,
+        "hit_rate": found.hits,
+        "seconds": found.seconds,
+        "tokens_per_s": found.tokens_per_s,
+        "tokens_per_s_overlapped": found.overlapped,
+        "bound": found.bound,
+    }
+
+
+def _lines(machine: Machine, layout: Plan, need: Needs, found: Forecast, trace: Path | None) -> list[str]:
+    spec, total = layout.spec, need.experts * need.expert
+    traffic = f"recorded in {trace}" if trace else f"assumed: {ASSUMED}; --trace takes a recorded run"
+    if found.share == 1:
+        traffic = "all are in memory"
+    spent = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in found.seconds.items())
+    lines = [
+        f"model    {spec.family}, {spec.layers} layers, {spec.experts} experts, top-{spec.top_k}, {layout.quantize}",
+        f"machine  {machine.name}: {_bytes(machine.ram)} for the engine, memory {machine.dram / 1e9:.3g} GB/s, "
+        f"disk {machine.disk / 1e9:.3g} GB/s",
+        f"memory   resident weights {_bytes(need.dense)}, keys and values {_bytes(need.kv)}, "
+        f"experts {_bytes(found.share * total)} of {_bytes(total)} ({found.share:.0%})",
+        f"hits     {found.hits:.1%} of the experts asked for ({traffic})",
+        f"a token  ms: {spent}",
+        f"speed    {found.tokens_per_s:.3g} tokens/s, bound by {found.bound}; at most {found.overlapped:.3g} with "
+        f"reading hidden (engine_mode async)",
+    ]
+    return [*lines, f"source   {machine.source}"] if machine.source else lines
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
