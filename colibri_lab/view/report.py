@@ -17,8 +17,8 @@ from colibri_lab.view.run import RunView
 from colibri_lab.view.system_svg import system_panel
 from colibri_lab.view.systems import SYSTEMS
 
-_PAGE = "body{margin:0;padding:22px;background:#fff;color-scheme:light dark}"
-_PAGE += "@media (prefers-color-scheme:dark){body{background:#111418}}.clr{margin:0 auto}"
+PAGE = "body{margin:0;padding:22px;background:#fff;color-scheme:light dark}"
+PAGE += "@media (prefers-color-scheme:dark){body{background:#111418}}.clr{margin:0 auto}"
 
 
 class Figure(Still):
@@ -88,7 +88,7 @@ def page(view: RunView, counters: Mapping[str, Mapping[str, Any]]) -> str:
         body += f"<details class='card'><summary>All counters</summary>{table(flat)}</details>"
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>{escape(name)}: Colibri Lab report</title><style>{svg.STYLE}{_PAGE}</style></head>"
+        f"<title>{escape(name)}: Colibri Lab report</title><style>{svg.STYLE}{PAGE}</style></head>"
         f"<body><main class='clr'>{body}</main></body></html>\n"
     )
 
