@@ -18,7 +18,7 @@ import typer
 from . import terminal
 from .errors import ConfigError, PagerError, RequestError, RouterError
 from .performance import facts, performance, performance_line
-from .planning.command import plan
+from .planning.boards import BOARDS
 
 app = typer.Typer(name="colibri-lab", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 WRONG_INPUT, INTERRUPTED = 2, 130
@@ -102,7 +102,28 @@ def convert(
     _info("done", str(made))
 
 
-app.command()(plan)
+@app.command()
+def plan(
+    model_config: Annotated[Path, typer.Option("--model-config", help="config.json of a Hugging Face model")],
+    board: Annotated[str | None, typer.Option(help=f"a machine that is known: {', '.join(BOARDS)}")] = None,
+    ram: Annotated[str | None, typer.Option(help="memory for the engine, as 32GB")] = None,
+    dram: Annotated[str | None, typer.Option(help="rate at which processors read memory, as 60GB/s")] = None,
+    disk: Annotated[str | None, typer.Option(help="rate of the disk, as 3GB/s")] = None,
+    quantize: Annotated[str, typer.Option(help="fp32, fp16, int8 or int4")] = "int4",
+    group_size: Annotated[int, typer.Option(help="inputs that share one scale: 32, 64 or 128")] = 32,
+    context: Annotated[int | None, typer.Option(help="tokens of the sequence; none: 4096, or the model's most")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="fp16 or fp32")] = "fp16",
+    trace: Annotated[Path | None, typer.Option(help="recorded run of the model, for its hit rate")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON line instead of text")] = False,
+) -> None:
+    """Predict tokens a second, the experts in memory, and what bounds them, for a machine and a model's config."""
+    from .planning.answer import answer
+
+    said = answer(
+        model_config, board=board, ram=ram, dram=dram, disk=disk, quantize=quantize, group_size=group_size,
+        context=context, kv_dtype=kv_dtype, trace=trace, as_json=as_json,
+    )  # fmt: skip
+    sys.stdout.write(said + "\n")
 
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

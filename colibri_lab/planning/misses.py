@@ -30,16 +30,15 @@ def hit_rate(trace: Accesses, share: float, policy: str = "lfru") -> float:
     if capacity == layers * trace.experts:
         return 1.0
     cache = Cache(trace.experts, trace.top_k, capacity, make_policy(policy, trace.experts, trace.top_k))
-    split = Dispatcher(trace.experts, trace.top_k).split
     half = len(trace.steps) // 2
-    _replay(cache, trace.steps[:half], trace.experts, split)
+    _replay(cache, trace, trace.steps[:half])
     before = cache.counts
-    _replay(cache, trace.steps[half:], trace.experts, split)
+    _replay(cache, trace, trace.steps[half:])
     hits, faults = cache.hits - before.hits, cache.faults - before.faults
     return hits / max(1, hits + faults)
 
 
-def _replay(cache: Cache, steps: Sequence[Sequence[tuple[int, list[list[int]]]]], experts: int, split: object) -> None:
-    assert callable(split)
+def _replay(cache: Cache, trace: Accesses, steps: Sequence[Sequence[tuple[int, list[list[int]]]]]) -> None:
+    split = Dispatcher(trace.experts, trace.top_k).split
     for step in steps:
-        cache.step([(layer, rows, split(rows, experts)[0][2]) for layer, rows in step], True)
+        cache.step([(layer, rows, split(rows, trace.experts)[0][2]) for layer, rows in step], True)

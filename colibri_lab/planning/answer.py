@@ -1,13 +1,10 @@
-"""`colibri-lab plan`: does a model fit, how fast would it be, and what bounds it."""
+"""What `colibri-lab plan` says: does a model fit, how fast would it be, and what bounds it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ..analysis.accesses import Accesses, recorded
 from ..errors import ConfigError
@@ -20,20 +17,10 @@ from .cost import KV_ITEM, Forecast, Needs, forecast, needs, share_in_memory
 from .misses import ASSUMED, assumed, hit_rate
 
 
-def plan(
-    model_config: Annotated[Path, typer.Option("--model-config", help="config.json of a Hugging Face model")],
-    board: Annotated[str | None, typer.Option(help=f"a machine that is known: {', '.join(BOARDS)}")] = None,
-    ram: Annotated[str | None, typer.Option(help="memory for the engine, as 32GB")] = None,
-    dram: Annotated[str | None, typer.Option(help="rate at which processors read memory, as 60GB/s")] = None,
-    disk: Annotated[str | None, typer.Option(help="rate of the disk, as 3GB/s")] = None,
-    quantize: Annotated[str, typer.Option(help="fp32, fp16, int8 or int4")] = "int4",
-    group_size: Annotated[int, typer.Option(help="inputs that share one scale: 32, 64 or 128")] = 32,
-    context: Annotated[int | None, typer.Option(help="tokens of the sequence; none: 4096, or the model's most")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="fp16 or fp32")] = "fp16",
-    trace: Annotated[Path | None, typer.Option(help="recorded run of the model, for its hit rate")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON line instead of text")] = False,
-) -> None:
-    """Predict tokens a second, the experts in memory, and what bounds them, for a machine and a model's config."""
+def answer(model_config: Path, *, board: str | None, ram: str | None, dram: str | None, disk: str | None,
+           quantize: str, group_size: int, context: int | None, kv_dtype: str, trace: Path | None,
+           as_json: bool) -> str:  # fmt: skip
+    """What the command prints; see its options. ConfigError and ModelError for wrong input."""
     if kv_dtype not in KV_ITEM:
         raise ConfigError(f"--kv-dtype {kv_dtype!r} is none of {', '.join(KV_ITEM)}")
     machine = _machine(board, ram, dram, disk)
@@ -42,9 +29,8 @@ def plan(
     share = share_in_memory(need, machine)
     found = forecast(need, machine, share, hit_rate(_accesses(trace, layout), share))
     if as_json:
-        typer.echo(json.dumps(_form(machine, need, found), allow_nan=False))
-    else:
-        typer.echo("\n".join(_lines(machine, layout, need, found, trace)))
+        return json.dumps(_form(machine, need, found), allow_nan=False)
+    return "\n".join(_lines(machine, layout, need, found, trace))
 
 
 def _machine(board: str | None, ram: str | None, dram: str | None, disk: str | None) -> Machine:
