@@ -136,7 +136,9 @@ class Config(BaseModel):
         ge=1,
     )
     pin_max_share: float = key(0.25, "largest pinned share of the cache", section="pager", ge=0, le=1)
-    io_threads: int = key(4, "threads that read expert pages", section="pager", ge=1, le=64)
+    io_threads: int = key(
+        4, "experts read at a time: in the system's queue, else by so many threads", section="pager", ge=1, le=64
+    )
     io_priority: Literal["none", "idle", "low", "normal", "high"] = key(
         "none", "disk priority of all threads of the process; high needs CAP_SYS_NICE", section="pager"
     )

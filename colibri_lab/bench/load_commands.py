@@ -1,4 +1,4 @@
-"""`colibri-lab bench batch`, `jitter`, `footprint`, `dashboard`, `plan`: under load, in little memory, watched, as predicted."""
+"""`colibri-lab bench batch`, `jitter`, `footprint`, `dashboard`, `plan`: loaded, in little memory, watched, foretold."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import Shape
 from colibri_lab.bench.traffic import Traffic, texts, zipf_markov
 from colibri_lab.config import EVICTION, PREFETCH, several
-from colibri_lab.memory import Region
-from colibri_lab.pager.transfer import Flight, Transfer
+from colibri_lab.ops.types import ABSENT
+from colibri_lab.pager.frames import Frames
+from colibri_lab.pager.reading import open_transfer
 
 LONG = 300  # tokens written of a text that is replayed alone
 DELAY_SHARE = 0.10  # of wall time that threads may wait for a core before waits are not to be trusted
@@ -192,22 +193,17 @@ def disk_rate(path: str | Path, seconds: float = 1.0) -> float:
     from colibri_lab.model.store import ModelFile
 
     file = ModelFile.open(Path(path))
-    transfer = Transfer(file, threads=4)
+    transfer = open_transfer(file, 4, None, kernels=True)
     try:
-        where = [(layer, e) for layer, s in enumerate(file.spec.sparse) if s for e in range(file.spec.experts)]
-        size = file.expert_pages * 65536
-        space = Region(4 * size, huge=False).data.data
+        spec, frames = file.spec, Frames(file.expert_pages, 4, 4)
+        transfer.serve(frames, np.full((spec.layers, spec.experts, file.expert_pages), ABSENT, np.int32))
+        where = [(layer, e) for layer, sparse in enumerate(spec.sparse) if sparse for e in range(spec.experts)]
         order, done = np.random.default_rng(0), 0
         begin = perf_counter()
         while perf_counter() - begin < seconds:
-            picked = order.choice(len(where), 4, replace=False)
-            transfer.load(
-                [
-                    Flight(where[p][0], where[p][1], space[i * size : (i + 1) * size])
-                    for i, p in enumerate(picked.tolist())
-                ]
-            )
-            done += 4 * size
+            picked = order.choice(len(where), 4, replace=False).tolist()
+            transfer.load([transfer.read(where[p][0], where[p][1], run) for run, p in enumerate(picked)])
+            done += 4 * frames.run_bytes
         return done / (perf_counter() - begin)
     finally:
         transfer.close()

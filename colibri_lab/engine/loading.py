@@ -27,7 +27,7 @@ from ..ops.types import Backend, Rows
 from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
 from ..pager.prefetchers import make_prefetchers
-from ..pager.transfer import Transfer
+from ..pager.reading import open_transfer
 from ..router.hook import RouterHook
 from ..router.settle import settle_router, settle_weights
 from ..telemetry import NullTelemetry, Telemetry
@@ -145,7 +145,7 @@ def build(config: Config, positions: int | None = None) -> Parts:
         on_page, on_slot = (telemetry.page, telemetry.slot) if config.telemetry else (None, None)
 
         asynchronous = config.engine_mode == "async"
-        transfer = Transfer(file, config.io_threads, PIECE if asynchronous else None)
+        transfer = open_transfer(file, config.io_threads, PIECE if asynchronous else None, backend.name == "cpu")
         stack.callback(transfer.close)
         pager = Pager(
             layers=spec.layers, experts=spec.experts, sparse=spec.sparse, top_k=top_k, pages=file.expert_pages,

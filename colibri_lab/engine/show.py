@@ -40,6 +40,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "expert_cache_bytes": pager.budget,
         "expert_cache_least_bytes": pager.least,
         "direct_io": parts.pager.direct,
+        "reads": parts.pager.reads,
         "frames": pager.frames.capacity * pager.frames.pages,
         "kv_slots": kv.slots.slots,
         "kv_slot_size": kv.slots.size,

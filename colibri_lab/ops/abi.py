@@ -60,7 +60,7 @@ class Model(c.Structure):
         *((name, c.c_void_p) for name in ("k", "v", "where", "first", "seen")),
         *((name, c.c_int64) for name in ("tokens", "staging")),
         *((name, c.c_int32) for name in ("kv_dtype", "kv_heads", "head_dim", "seats", "positions", "recent", "sinks")),
-        *((name, c.c_void_p) for name in ("frames", "table", "waited")),
+        *((name, c.c_void_p) for name in ("frames", "table", "waited", "reader")),
         ("n_frames", c.c_int64),
         *((name, c.c_int32) for name in ("table_pages", "expert_pages", "capacity")),
         *(
@@ -101,7 +101,7 @@ def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, e
         m.expert = Ffn(*[_matrix(layout, None) for layout in w.expert])
         m.frames, m.n_frames = _at(pages.frames), len(pages.frames)
         m.table, m.table_pages, m.expert_pages = _at(pages.table), pages.table.shape[2], w.expert[2].pages
-        m.waited = _at(pages.waited)
+        m.waited, m.reader = _at(pages.waited), pages.reader
     m.n_layers, m.hidden, m.vocab, m.experts, m.top_k = len(w.layers), w.hidden, w.vocab, w.experts, w.top_k
     m.normalise, m.rope_positions, m.exact, m.threads = w.normalise_top_k, w.cos.shape[0], exact, threads
     m.embedding_dtype = 0 if w.embedding is None else _dtype(w.embedding)

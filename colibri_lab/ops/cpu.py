@@ -104,7 +104,26 @@ def open_library(level: str | None = None) -> tuple[str, c.CDLL]:
     library.colibri_route.restype = c.c_int64
     library.colibri_probe.argtypes = [c.c_int, c.c_int64, c.c_int, c.c_int]
     library.colibri_probe.restype = c.c_double
+    _type_reader(library)
     return level, library
+
+
+def _type_reader(library: c.CDLL) -> None:
+    """kernels/cpu/reader.c; pager/queue.py calls it."""
+    library.colibri_crc32.argtypes, library.colibri_crc32.restype = [c.c_void_p, c.c_int64], c.c_uint32
+    for name, arguments, result in (
+        ("open", [c.c_int, c.c_int], c.c_void_p),
+        ("serve", [c.c_void_p, c.c_void_p, c.c_int, c.c_int64, c.c_int64], c.c_void_p),
+        ("read", [c.c_void_p, c.c_int, c.c_int64, c.c_void_p, c.c_void_p], None),
+        ("tell", [c.c_void_p, c.c_int, c.c_void_p], None),
+        ("cancel", [c.c_void_p, c.c_int], c.c_int),
+        ("poll", [c.c_void_p], None),
+        ("wait", [c.c_void_p, c.c_int, c.c_int64], c.c_int),
+        ("error", [c.c_void_p, c.c_int, c.c_void_p], c.c_int),
+        ("close", [c.c_void_p], None),
+    ):
+        function = getattr(library, f"colibri_reader_{name}")
+        function.argtypes, function.restype = arguments, result
 
 
 def usable_processors() -> int:

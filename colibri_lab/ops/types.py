@@ -133,6 +133,7 @@ class ExpertPages:
     frames: U8  # [F, PAGE], 64-byte aligned
     table: I32  # [L, E, G]
     waited: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # [1] ns that expert_ffn waited
+    reader: int | None = None  # address of the C reader that kernels ask for what is coming; None: others bring it
 
 
 @dataclass

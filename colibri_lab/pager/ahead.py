@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 from .frames import Frames
 from .transfer import Flight, Transfer
@@ -19,7 +20,7 @@ class Ahead:
     outside the page table, until it is asked for (a hit) or its frames are needed for a newer guess (wasted).
     """
 
-    def __init__(self, frames: Frames, transfer: Transfer) -> None:
+    def __init__(self, frames: Frames, transfer: Transfer[Any]) -> None:
         self._frames, self._transfer = frames, transfer
         self.most = 0
         self.on_waste: Callable[[int], None] | None = None  # told the key of each guess that was read in vain
@@ -32,9 +33,7 @@ class Ahead:
         while len(self.flights) >= self.most or not self._frames.free:
             if not self.drop():
                 return False
-        run = self._frames.take()
-        flight = self.flights[key] = Flight(layer, expert, self._frames.view(run), run)
-        self._transfer.guess(flight)
+        self.flights[key] = self._transfer.guess(layer, expert, self._frames.take())
         self.issued += 1
         return True
 

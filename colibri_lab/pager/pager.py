@@ -31,7 +31,7 @@ class Ticket:
 class Pager(Residency):
     """Puts experts into memory: at once with `acquire`, or while others compute with `request` and `release`."""
 
-    def __init__(self, *, transfer: Transfer, **more: Any) -> None:
+    def __init__(self, *, transfer: Transfer[Any], **more: Any) -> None:
         """more: see Residency."""
         self._transfer = transfer
         self.decode = False  # whether the running step only decodes
@@ -56,6 +56,11 @@ class Pager(Residency):
     def direct(self) -> bool:
         """Whether pages are read past the page cache (O_DIRECT)."""
         return self._transfer.direct
+
+    @property
+    def reads(self) -> str:
+        """Who reads: the system's "queue", or "threads"."""
+        return self._transfer.way
 
     def begin(self, step: int, decode: bool, context: int) -> None:
         """A step begins: its number, whether all its rows decode, and the length of its longest sequence."""
@@ -178,14 +183,14 @@ class Pager(Residency):
             if flight is None and not self.frames.free:
                 self.ahead.drop(wait=True)
             run = self.frames.take() if flight is None else flight.run
-            flight = Flight(ticket.layer, expert, self.frames.view(run), run)
+            flight = self._transfer.read(ticket.layer, expert, run)
             ticket.reads.append(flight)
         else:
+            flight.publish()
             ticket.taken.add(expert)
             if flight.landed:
                 ticket.guessed.add(expert)
         ticket.flights[expert] = flight
-        flight.publish(self.table[ticket.layer, expert], self.frames.of(flight.run))
         return flight
 
     def _close(self, ticket: Ticket) -> BaseException | None:

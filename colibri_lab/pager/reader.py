@@ -18,6 +18,8 @@ from ..errors import PagerError
 from ..memory import Region
 from ..ops.layout import PAGE
 
+SECTOR = 4096  # direct reads begin at multiples of it
+
 
 class ExpertFile(Protocol):
     """What the transfer needs to know of a model file."""
@@ -42,50 +44,71 @@ class Job(Protocol):
         """The first `pages` pages are in the target, and checked."""
 
 
+CUT, CUT_IN_PAGE, DAMAGED = -1, -2, -3  # why a read failed, where it is no errno; as in kernels/cpu/reader.c
+
+
 class Reader:
     """The open file and the reads from it; used by all reader threads at once."""
 
     def __init__(self, file: ExpertFile, piece: int | None = None) -> None:
         """piece: bytes that one read fetches at most, whole pages; None: an expert."""
-        self._file, self._piece = file, piece
+        self.file, self.piece = file, piece
         self._checked: set[tuple[int, int]] = set()
         self.direct, self._fd = _open(file)
 
+    def fileno(self) -> int:
+        """The descriptor that reads go through."""
+        return self._fd
+
     def read(self, job: Job) -> None:
         """One expert. PagerError names file, layer and expert."""
-        where = f"{self._file.path}: layer {job.layer} expert {job.expert}"
-        offset, size = self._file.extent(job.layer, job.expert)
+        offset, size = self.file.extent(job.layer, job.expert)
         new = (job.layer, job.expert) not in self._checked
-        expected = self._file.checksums(job.layer, job.expert).tolist() if new else ()
-        for begin in range(0, size, self._piece or size):
-            end = min(size, begin + (self._piece or size))
-            self._fetch(job.target, offset, begin, end, where)
+        expected = self.file.checksums(job.layer, job.expert).tolist() if new else ()
+        for begin in range(0, size, self.piece or size):
+            end = min(size, begin + (self.piece or size))
+            try:
+                reason, place = self._fetch(job.target, offset, begin, end)
+            except OSError as error:
+                raise self.error(job.layer, job.expert, error.errno or 0, 0) from error
             for page, right in enumerate(expected[begin // PAGE : end // PAGE], begin // PAGE):
-                if zlib.crc32(job.target[page * PAGE : (page + 1) * PAGE]) != right:
-                    raise PagerError(f"{where}: page {page} is damaged (its checksum differs); convert the model again")
+                if not reason and zlib.crc32(job.target[page * PAGE : (page + 1) * PAGE]) != right:
+                    reason, place = DAMAGED, page
+            if reason:
+                raise self.error(job.layer, job.expert, reason, place)
             job.arrived(end // PAGE)
         if new:
             self._checked.add((job.layer, job.expert))
 
-    def _fetch(self, target: memoryview, offset: int, begin: int, end: int, where: str) -> None:
-        """Bytes [begin, end) of the expert that starts at `offset`."""
+    def error(self, layer: int, expert: int, reason: int, place: int) -> PagerError:
+        """What to say of a failed read. reason: an errno, or CUT with the bytes that are missing, CUT_IN_PAGE, or
+        DAMAGED with the page."""
+        what = (
+            f"cannot be read: {os.strerror(reason)}"
+            if reason > 0
+            else {
+                CUT: f"the file ends {place} bytes too early; convert the model again",
+                CUT_IN_PAGE: "the file ends inside a page; convert the model again",
+                DAMAGED: f"page {place} is damaged (its checksum differs); convert the model again",
+            }.get(reason, "cannot be read")
+        )
+        return PagerError(f"{self.file.path}: layer {layer} expert {expert}: {what}")
+
+    def _fetch(self, target: memoryview, offset: int, begin: int, end: int) -> tuple[int, int]:
+        """Bytes [begin, end) of the expert that starts at `offset`. (0, 0), or why not all came; OSError."""
         got = begin
-        try:
-            while got < end:
-                read = os.preadv(self._fd, [target[got:end]], offset + got)
-                if read == 0:
-                    raise PagerError(f"{where}: the file ends {end - got} bytes too early; convert the model again")
-                got += read
-                if got < end and self.direct and got % PAGE:
-                    got -= got % PAGE  # a direct read must go on at an aligned place
-                    if read < PAGE:
-                        raise PagerError(f"{where}: the file ends inside a page; convert the model again")
-        except OSError as error:
-            if isinstance(error, PagerError):
-                raise
-            raise PagerError(f"{where}: cannot be read: {error.strerror or error}") from error
+        while got < end:
+            read = os.preadv(self._fd, [target[got:end]], offset + got)
+            if read == 0:
+                return CUT, end - got
+            got += read
+            if got < end and self.direct and got % SECTOR:
+                if read < SECTOR:
+                    return CUT_IN_PAGE, 0
+                got -= got % SECTOR  # a direct read must go on at an aligned place
         if not self.direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, offset + begin, end - begin, os.POSIX_FADV_DONTNEED)
+        return 0, 0
 
     def close(self) -> None:
         if self._fd >= 0:

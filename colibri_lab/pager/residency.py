@@ -32,7 +32,7 @@ class Residency:
     """
 
     def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int,
-                 budget: int | None, policy: str | Policy, transfer: Transfer, on_page: Any = None,
+                 budget: int | None, policy: str | Policy, transfer: Transfer[Any], on_page: Any = None,
                  poison: bool = False, pin_after: int | None = None, pin_share: float = 0.25,
                  prefetch: bool = False) -> None:  # fmt: skip
         """prefetch: keep a few runs of frames for guesses; pin_after: see Pins, None pins nothing."""
@@ -47,7 +47,8 @@ class Residency:
         self._pins = Pins(pin_after, pin_share, layers * experts) if pin_after else None
         self._pinned: Container[int] = self._pins.held if self._pins else ()
         self.table: NDArray[np.int32] = np.full((layers, experts, pages), ABSENT, np.int32)
-        self.arrays = ExpertPages(self.frames.array, self.table)
+        transfer.serve(self.frames, self.table)
+        self.arrays = ExpertPages(self.frames.array, self.table, reader=transfer.address)
         self._run = [-1] * (layers * experts)  # key -> run, the table's short form; set as soon as a read is asked for
         self.resident = self.evictions = self.pin_events = self.budget = 0
         self.resize(self.default() if budget is None else budget)

@@ -1,8 +1,9 @@
 /* expert_ffn while readers still fill in the page table: whatever is there is computed, in any order, and a thread
-   that finds nothing waits for the next page. A job's results are kept by row and added afterwards in ascending order
+   that finds nothing looks for the next page. A job's results are kept by row and added afterwards in ascending order
    of experts, so the sums have the bits of down_unit's. */
 
-enum { ARRIVAL_SPIN_NS = 15000, ARRIVAL_NAP_NS = 20000 }; /* a reader may want this core: do not spin for long */
+/* A reading thread may want this core: then not for long. The disk's own queue wants none. */
+enum { ARRIVAL_SPIN_NS = 15000, ARRIVAL_LOOK_NS = 300000, ARRIVAL_NAP_NS = 20000 };
 
 typedef struct {
     Context *c;
@@ -73,19 +74,22 @@ static void down_part(Context *c, const Job *job, int parts, int part, int threa
 static void arrival_unit(void *arg, int unit, int thread) {
     Arrival *a = arg;
     Part part = {0, 0, 0};
-    uint64_t begin = 0, now = 0;
+    Reader *reader = a->c->m.reader;
+    uint64_t begin = 0, now = 0, spin = reader ? ARRIVAL_LOOK_NS : ARRIVAL_SPIN_NS;
     (void)unit;
+    if (reader) reader_poll(reader);
+    else sched_yield(); /* a thread that wants to begin its next piece would else wait out this one's slice, some ms */
     while (!atomic_load(&a->lost) && !find_part(a, &part)) {
         now = now_ns(CLOCK_MONOTONIC);
         if (!begin) begin = now;
         struct timespec nap = {0, ARRIVAL_NAP_NS};
-        if (now - begin > ARRIVAL_SPIN_NS) nanosleep(&nap, NULL);
+        if (reader) reader_poll(reader);
+        if (now - begin > spin) nanosleep(&nap, NULL);
         else
             for (int i = 0; i < 8; i++) relax();
     }
     if (begin) a->waited[thread] += now_ns(CLOCK_MONOTONIC) - begin;
     if (atomic_load(&a->lost)) return;
-    sched_yield(); /* a reader that wants to begin its next piece would else wait out this thread's slice, some ms */
     const Job *job = &a->c->jobs[part.job];
     if (part.down) down_part(a->c, job, a->down_parts, part.part, thread);
     else {

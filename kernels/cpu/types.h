@@ -6,7 +6,8 @@
 #include <string.h>
 
 #define PAGE 65536
-#define COMING (-2) /* of a page table's entry: not in memory yet, but on its way; -1: not in memory */
+#define ABSENT (-1) /* of a page table's entry: not in memory */
+#define COMING (-2) /* not yet, but on its way */
 #define ROWS 16 /* rows of a tile, lanes of a vector */
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
@@ -41,6 +42,8 @@ typedef struct {
     const double *gate_facts;  /* two_stage: [experts][4] scale, |gate - codes| + rounding, |codes|, |gate| (2-norms) */
 } Layer;
 
+typedef struct Reader Reader; /* reader.c */
+
 typedef struct {
     const Layer *layers;
     const float *final_norm, *cos, *sin;
@@ -60,6 +63,7 @@ typedef struct {
     const uint8_t *frames;
     const int32_t *table; /* [n_layers][experts][table_pages]; readers fill it in while a kernel runs */
     int64_t *waited;      /* [1] nanoseconds that kernels waited for pages on their way */
+    Reader *reader;        /* whom to ask for pages that are on their way, or NULL: others bring them */
     int64_t n_frames;
     int32_t table_pages, expert_pages; /* pages that the table has room for, and that an expert fills */
     /* Rows */

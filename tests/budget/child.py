@@ -24,18 +24,21 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak << 10
 
 
-def read_bytes() -> int | None:
-    """Bytes that read calls gave this process; None where the system does not say."""
+def read_bytes(direct: bool) -> int | None:
+    """Bytes that this process had from the disk (direct), or from read calls; None where the system does not say."""
     io = Path("/proc/self/io")
-    return int(io.read_text().split()[1]) if io.exists() else None
+    if not io.exists():
+        return None
+    return next(int(n) for name, n in map(str.split, io.open()) if name == ("read_bytes:" if direct else "rchar:"))
 
 
 def main() -> None:
     model, budget = sys.argv[1], int(sys.argv[2])
     with Engine.load(model, backend="cpu", threads=1, expert_cache_bytes=budget, telemetry=False) as engine:
-        loaded, before = read_bytes(), engine.counters()["pager"]["bytes_read"]
+        direct = engine.describe()["direct_io"]
+        loaded, before = read_bytes(direct), engine.counters()["pager"]["bytes_read"]
         tokens = [token.id for token in engine.generate([5, 6, 7], max_tokens=TOKENS, temperature=1.0, seed=1)]
-        counters, done = engine.counters(), read_bytes()
+        counters, done = engine.counters(), read_bytes(direct)
         print(
             json.dumps(
                 {

@@ -15,6 +15,7 @@ import pytest
 from colibri_lab.config import EVICTION
 from colibri_lab.engine import Engine
 from colibri_lab.errors import ConfigError, PagerError, RouterError
+from colibri_lab.pager.queue import QueueTransfer
 from colibri_lab.pager.reader import Reader
 
 from .conftest import Load
@@ -37,6 +38,7 @@ def test_counters_prove_the_mode(load: Load) -> None:
     sync = load(expert_cache_bytes="1MiB")
     said = ids(sync.generate(PROMPT, max_tokens=20))
     assert "units" not in sync.counters()["dispatch"] and sync.describe()["engine_mode"] == "sync"
+    assert sync.describe()["direct_io"] == (sync.describe()["reads"] == "queue")
     whole, rings = load(**SMALL), load(**SMALL, dispatch_ring_size=8, dispatch_watermark=0.5)
     for engine in (whole, rings):
         assert ids(engine.generate(PROMPT, max_tokens=20)) == said and engine.describe()["engine_mode"] == "async"
@@ -83,11 +85,12 @@ def test_steps_that_wait_are_cut_and_others_are_not(load: Load, monkeypatch: pyt
     assert whole.counters()["dispatch"]["split_steps"] == before
     fetch = Reader._fetch
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any) -> Any:
         time.sleep(0.003)
-        fetch(*arguments)
+        return fetch(*arguments)
 
     monkeypatch.setattr(Reader, "_fetch", slow)
+    by_threads(monkeypatch)
     for attention, cut in (("exact", True), ("expert_local", False)):
         engine = load(**SMALL, attention=attention)
         ours = [(i, token.id) for i, token in engine.generate_batch(prompts, max_tokens=12)]
@@ -95,6 +98,11 @@ def test_steps_that_wait_are_cut_and_others_are_not(load: Load, monkeypatch: pyt
         assert ours == said or attention != "exact"
     with pytest.raises(ConfigError, match="dispatch_ring_size: attention expert_local"):
         load(**SMALL, attention="expert_local", dispatch_ring_size=8)
+
+
+def by_threads(patch: pytest.MonkeyPatch) -> None:
+    """Engines that are loaded now read by threads, as where the system has no queue for reads."""
+    patch.setattr(QueueTransfer, "open", lambda *arguments: None)
 
 
 class Fault(RuntimeError):
@@ -128,6 +136,8 @@ def inject(engine: Engine, stage: str, patch: pytest.MonkeyPatch) -> Any:
     elif stage == "ahead":
         (prefetcher,) = parts.ahead._prefetchers.values()
         patch.setattr(prefetcher, "guess", failing(prefetcher.guess, 30))
+    elif stage == "read":
+        patch.setattr(parts.pager, "request", failing(parts.pager.request, 30))
     else:
         patch.setattr(Reader, "_fetch", failing(Reader._fetch, 30))
     return Fault
@@ -141,13 +151,15 @@ class Follow:
         return order, logits.dtype.type(1) / 2 + 0 * order.astype(logits.dtype)
 
 
-STAGES = ("embed", "attention", "router", "place", "dispatch", "read", "ahead", "experts", "head")
+STAGES = ("embed", "attention", "router", "place", "dispatch", "read", "reader", "ahead", "experts", "head")
 
 
 @pytest.mark.parametrize("rings", [None, 8])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fault_in_any_stage(load: Load, stage: str, rings: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step ends with the stage's name, nothing stays in flight, and the next request says the right tokens."""
+    if stage == "reader":  # one that is no stage, but meets what a read does
+        by_threads(monkeypatch)
     engine = load(**SMALL, dispatch_ring_size=rings, prefetcher="history", router=Follow())
     expected = ids(engine.generate(PROMPT, max_tokens=6))
     engine.settings.expert_cache_bytes = 2 * 65536 + 65536
@@ -161,7 +173,7 @@ def test_a_fault_in_any_stage(load: Load, stage: str, rings: int | None, monkeyp
             assert caught.value.__notes__ == [f"in stage {stage}"]
         else:
             note = caught.value.__notes__[0]
-            assert note.startswith(f"in stage {stage}, layer ") and ", rows " in note
+            assert note.startswith(f"in stage {'read' if stage == 'reader' else stage}, layer ") and ", rows " in note
     assert idle(engine) and clean(engine)
     assert ids(engine.generate(PROMPT, max_tokens=6)) == expected and idle(engine)
     assert threads <= set(threading.enumerate())
@@ -195,13 +207,14 @@ def test_a_damaged_page_is_named(model: Path, load: Load, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("rings", [None, 8])
 def test_interrupt(load: Load, rings: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while pages are waited for reaches the caller soon; the next generation is right."""
+    by_threads(monkeypatch)
     engine = load(**SMALL, dispatch_ring_size=rings)
     expected = ids(engine.generate("The sea", max_tokens=5))
     fetch = Reader._fetch
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any) -> Any:
         time.sleep(0.02)
-        fetch(*arguments)
+        return fetch(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(Reader, "_fetch", slow)

@@ -12,7 +12,12 @@ import numpy as np
 from colibri_lab.ops.layout import PAGE
 from colibri_lab.pager.pager import Pager
 from colibri_lab.pager.policy import LRU, Policy
+from colibri_lab.pager.queue import QueueTransfer
+from colibri_lab.pager.reader import Reader
+from colibri_lab.pager.threads import ThreadTransfer
 from colibri_lab.pager.transfer import Transfer
+
+KINDS = ("queue", "threads")  # who reads
 
 
 class FakeFile:
@@ -41,11 +46,23 @@ class FakeFile:
         os.close(self._fd)
 
 
-def make_pager(file: FakeFile, runs: float, policy: Policy | None = None, top_k: int = 2, **more: Any) -> Pager:
+def transfer_of(file: FakeFile, kind: str = "queue", piece: int | None = None) -> Transfer[Any]:
+    """Three reads at a time; threads where there is no O_DIRECT."""
+    reader = Reader(file, piece)
+    if kind == "threads" or not reader.direct:
+        return ThreadTransfer(reader, 3)
+    queue = QueueTransfer.open(reader, 3)
+    assert queue is not None
+    return queue
+
+
+def make_pager(file: FakeFile, runs: float, policy: Policy | None = None, top_k: int = 2, kind: str = "queue",
+               piece: int | None = None, **more: Any) -> Pager:  # fmt: skip
     """A pager whose budget holds `runs` experts."""
     return Pager(
         layers=file.layers, experts=file.experts, sparse=[True] * file.layers, top_k=top_k, pages=file.pages,
-        budget=int(runs * file.pages * PAGE), policy=policy or LRU(), transfer=Transfer(file, 3), poison=True, **more,
+        budget=int(runs * file.pages * PAGE), policy=policy or LRU(), transfer=transfer_of(file, kind, piece),
+        poison=True, **more,
     )  # fmt: skip
 
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from colibri_lab.errors import ConfigError, PagerError
 from colibri_lab.events import PageKind
 from colibri_lab.ops.layout import PAGE
+from colibri_lab.ops.types import ABSENT
 from colibri_lab.pager.frames import Frames
 from colibri_lab.pager.policy import LRU
-from colibri_lab.pager.transfer import Flight, Transfer
 
-from .fake import FakeFile, check, make_pager
+from .fake import KINDS, FakeFile, check, make_pager, transfer_of
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeFile]:
     file.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(2, 15),
@@ -43,9 +44,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeFile]:
         max_size=25,
     ),
 )
-def test_any_requests_under_any_budgets(file: FakeFile, runs: int, actions: list) -> None:
+def test_any_requests_under_any_budgets(file: FakeFile, kind: str, runs: int, actions: list) -> None:
     """Against a model in ten lines: same faults, hits and evictions; contents right; budgets change on the way."""
-    pager = make_pager(file, runs)
+    pager = make_pager(file, runs, kind=kind)
     order: OrderedDict[tuple[int, int], None] = OrderedDict()
     faults = hits = evictions = 0
     runs = min(runs, 15)
@@ -176,9 +177,9 @@ def test_evicted_frames_are_poisoned(file: FakeFile) -> None:
     pager.close()
 
 
-@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(("direct", "kind"), [(True, "queue"), (True, "threads"), (False, "threads")])
 def test_damage_is_named_and_leaves_the_pager_usable(
-    tmp_path: Path, direct: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, direct: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not direct:
         monkeypatch.delattr(os, "O_DIRECT")
@@ -186,7 +187,7 @@ def test_damage_is_named_and_leaves_the_pager_usable(
     with file.path.open("r+b") as out:
         out.seek(file.extent(1, 2)[0] + PAGE + 100)
         out.write(bytes([file.content[1, 2, PAGE + 100] ^ 1]))
-    pager = make_pager(file, 4)
+    pager = make_pager(file, 4, kind=kind)
     with pytest.raises(PagerError, match=r"experts\.bin: layer 1 expert 2: page 1 is damaged"):
         pager.acquire(1, [1, 2, 3])
     check(pager, file)
@@ -196,14 +197,16 @@ def test_damage_is_named_and_leaves_the_pager_usable(
     file.close()
 
 
-@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(("direct", "kind"), [(True, "queue"), (True, "threads"), (False, "threads")])
 @pytest.mark.parametrize("lost", [1, PAGE, 3 * PAGE + 17])
-def test_short_file_is_named(tmp_path: Path, direct: bool, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_file_is_named(
+    tmp_path: Path, direct: bool, kind: str, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not direct:
         monkeypatch.delattr(os, "O_DIRECT")
     file = FakeFile(tmp_path / "experts.bin", layers=1)
     os.truncate(file.path, file.path.stat().st_size - lost)
-    pager = make_pager(file, 4)
+    pager = make_pager(file, 4, kind=kind)
     with pytest.raises(PagerError, match=r"layer 0 expert 4: the file ends"):
         pager.acquire(0, [4])
     pager.acquire(0, [0, 1])
@@ -255,9 +258,9 @@ def test_a_budget_is_honest_about_the_page_cache(tmp_path: Path, monkeypatch: py
 
 def test_threads_end_with_close(file: FakeFile) -> None:
     before = set(threading.enumerate())
-    transfer = Transfer(file, 4)
-    frames = Frames(file.pages, 5, 5)
-    transfer.load([Flight(0, e, frames.view(frames.take())) for e in range(5)])
+    transfer, frames = transfer_of(file, "threads"), Frames(file.pages, 5, 5)
+    transfer.serve(frames, np.full((1, 5, file.pages), ABSENT, np.int32))
+    transfer.load([transfer.read(0, e, frames.take()) for e in range(5)])
     assert any(t.name == "colibri-reader" for t in threading.enumerate())
     transfer.close()
     transfer.close()

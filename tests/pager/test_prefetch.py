@@ -19,7 +19,7 @@ from colibri_lab.pager.policies import POLICIES
 from colibri_lab.pager.prefetchers import History, Neighbour
 from colibri_lab.pager.reader import Reader
 
-from .fake import FakeFile, check, make_pager
+from .fake import KINDS, FakeFile, check, make_pager
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,10 @@ def counts(pager: Pager) -> dict[str, float]:
     return {k.removeprefix("prefetch_"): v for k, v in pager.counters().items() if k.startswith("prefetch_")}
 
 
-def test_a_guess_that_landed_is_a_hit(file: FakeFile) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guess_that_landed_is_a_hit(file: FakeFile, kind: str) -> None:
     events: list[tuple] = []
-    pager = make_pager(file, 8, prefetch=True, on_page=lambda *e: events.append(e))
+    pager = make_pager(file, 8, kind=kind, prefetch=True, on_page=lambda *e: events.append(e))
     pager.prefetch(1, [3, 4])
     landed(pager)
     assert (pager.table[1] < 0).all(), "nothing is in the table before it is asked for"
@@ -78,7 +79,7 @@ def test_a_guess_that_landed_is_a_hit(file: FakeFile) -> None:
 
 def test_late_and_cancelled(file: FakeFile, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    pager = make_pager(file, 12, prefetch=True)
+    pager = make_pager(file, 12, kind="threads", prefetch=True)
     pager.ahead.most = 5
     pager.prefetch(1, [0, 1, 2, 3])
     for _ in range(3):  # three reader threads have begun; the fourth guess is queued
@@ -105,7 +106,7 @@ def test_late_and_cancelled(file: FakeFile, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_known_to_be_useless_is_not_read(file: FakeFile, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    pager = make_pager(file, 12, prefetch=True)
+    pager = make_pager(file, 12, kind="threads", prefetch=True)
     pager.ahead.most = 5
     pager.prefetch(2, [0, 1, 2, 3, 4])
     for _ in range(3):
@@ -123,12 +124,13 @@ def test_what_is_known_to_be_useless_is_not_read(file: FakeFile, monkeypatch: py
     pager.close()
 
 
-def test_an_unreadable_guess_hurts_nobody_until_it_is_needed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unreadable_guess_hurts_nobody_until_it_is_needed(tmp_path: Path, kind: str) -> None:
     file = FakeFile(tmp_path / "experts.bin")
     with file.path.open("r+b") as out:
         out.seek(file.extent(1, 2)[0] + 5)
         out.write(bytes([file.content[1, 2, 5] ^ 1]))
-    pager = make_pager(file, 8, prefetch=True)
+    pager = make_pager(file, 8, kind=kind, prefetch=True)
     pager.prefetch(1, [2])
     landed(pager)
     pager.ahead.drain()
@@ -146,6 +148,7 @@ def test_an_unreadable_guess_hurts_nobody_until_it_is_needed(tmp_path: Path) -> 
     file.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=40, deadline=None)
 @given(
@@ -160,8 +163,8 @@ def test_an_unreadable_guess_hurts_nobody_until_it_is_needed(tmp_path: Path) -> 
         max_size=40,
     ),
 )
-def test_any_guesses(file: FakeFile, policy: str, runs: int, actions: list) -> None:
-    pager = make_pager(file, runs, policy, prefetch=True, pin_after=2)
+def test_any_guesses(file: FakeFile, policy: str, kind: str, runs: int, actions: list) -> None:
+    pager = make_pager(file, runs, policy, kind=kind, prefetch=True, pin_after=2)
     for action in actions:
         if isinstance(action, int):
             pager.resize(action * file.pages * PAGE)
@@ -206,7 +209,7 @@ def test_history_counts_what_followed() -> None:
 
 def test_threads_end_with_close(file: FakeFile) -> None:
     before = set(threading.enumerate())
-    pager = make_pager(file, 9, prefetch=True)
+    pager = make_pager(file, 9, kind="threads", prefetch=True)
     pager.prefetch(0, range(5))
     assert any(t.name == "colibri-ahead" for t in threading.enumerate())
     pager.close()

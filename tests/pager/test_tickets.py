@@ -17,13 +17,13 @@ from colibri_lab.errors import PagerError
 from colibri_lab.events import PageKind
 from colibri_lab.ops.layout import PAGE
 from colibri_lab.ops.types import ABSENT, COMING
+from colibri_lab.pager.frames import Frames
 from colibri_lab.pager.pager import Pager, Ticket
 from colibri_lab.pager.policies import POLICIES
-from colibri_lab.pager.policy import LRU
 from colibri_lab.pager.reader import Reader
-from colibri_lab.pager.transfer import Flight, Transfer
+from colibri_lab.pager.threads import ThreadFlight
 
-from .fake import FakeFile, check
+from .fake import KINDS, FakeFile, check, make_pager
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeFile]:
     file.close()
 
 
-def pager_of(file: FakeFile, runs: float, piece: int | None = PAGE, **more: Any) -> Pager:
-    settings = {"layers": file.layers, "experts": file.experts, "sparse": [True] * file.layers, "top_k": 2} | more
-    settings |= {"pages": file.pages, "budget": int(runs * file.pages * PAGE), "poison": True}
-    return Pager(transfer=Transfer(file, 3, piece), **({"policy": LRU()} | settings))
+def pager_of(file: FakeFile, runs: float, kind: str = "threads", piece: int | None = PAGE, **more: Any) -> Pager:
+    return make_pager(file, runs, kind=kind, piece=piece, **more)
 
 
 class Slow:
@@ -46,9 +44,9 @@ class Slow:
         self.permits = threading.Semaphore(0)
         fetch = Reader._fetch
 
-        def wait(reader: Reader, *arguments: Any) -> None:
+        def wait(reader: Reader, *arguments: Any) -> Any:
             assert self.permits.acquire(timeout=20)
-            fetch(reader, *arguments)
+            return fetch(reader, *arguments)
 
         patch.setattr(Reader, "_fetch", wait)
 
@@ -114,13 +112,14 @@ def test_a_guess_under_way_is_taken_over(file: FakeFile, monkeypatch: pytest.Mon
     pager.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("piece", [PAGE, None])
-def test_a_failed_read_is_named_when_given_back(tmp_path: Path, piece: int | None) -> None:
+def test_a_failed_read_is_named_when_given_back(tmp_path: Path, piece: int | None, kind: str) -> None:
     file = FakeFile(tmp_path / "experts.bin", pages=4)
     with file.path.open("r+b") as out:
         out.seek(file.extent(1, 2)[0] + 2 * PAGE + 5)
         out.write(bytes([file.content[1, 2, 2 * PAGE + 5] ^ 1]))
-    pager = pager_of(file, 5, piece)
+    pager = pager_of(file, 5, kind, piece)
     ticket = pager.request(1, [1, 2, 3])
     other = pager.request(0, [0])
     with pytest.raises(PagerError, match="layer 1 expert 2: page 2 is damaged"):
@@ -148,6 +147,7 @@ def test_what_is_given_up_is_not_read(file: FakeFile, monkeypatch: pytest.Monkey
     pager.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=40, deadline=None)
 @given(
@@ -161,9 +161,9 @@ def test_what_is_given_up_is_not_read(file: FakeFile, monkeypatch: pytest.Monkey
         max_size=40,
     ),
 )
-def test_any_requests(file: FakeFile, policy: str, runs: int, actions: list) -> None:
+def test_any_requests(file: FakeFile, policy: str, kind: str, runs: int, actions: list) -> None:
     """Tickets that overlap, guesses between them, tickets given up: what is held is there, and the books agree."""
-    pager = pager_of(file, runs, policy=policy, prefetch=True, pin_after=2)
+    pager = pager_of(file, runs, kind, policy=policy, prefetch=True, pin_after=2)
     held: list[Ticket] = []
     for action in actions:
         if action[0] == "r":
@@ -199,14 +199,14 @@ def test_any_requests(file: FakeFile, policy: str, runs: int, actions: list) -> 
 
 def test_publishing_meets_the_reader_at_any_moment(file: FakeFile) -> None:
     """Whoever comes first, the reader or the one who asks for the entries: all pages are told of."""
-    reader, target = Reader(file, PAGE), memoryview(bytearray(file.pages * PAGE + 4096))
-    at = -np.frombuffer(target, np.uint8).ctypes.data % 4096
+    reader, frames = Reader(file, PAGE), Frames(file.pages, 2, 2)
     for i in range(200):
-        flight, entries = Flight(0, i % 5, target[at : at + file.pages * PAGE]), np.full(4, ABSENT, np.int32)
+        entries = np.full(4, ABSENT, np.int32)
+        flight = ThreadFlight(0, i % 5, 1, frames, entries)
         thread = threading.Thread(target=flight.fly, args=(reader,))
         thread.start()
         time.sleep(i * 2e-6)
-        flight.publish(entries, np.arange(4, 8, dtype=np.int32))
+        flight.publish()
         thread.join()
         assert entries.tolist() == [4, 5, 6, 7]
     reader.close()

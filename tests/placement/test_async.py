@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from colibri_lab.config import EVICTION, PREFETCH
 from colibri_lab.errors import RequestError
+from colibri_lab.pager.queue import QueueTransfer
 from colibri_lab.pager.reader import Reader
-from colibri_lab.pager.transfer import Flight
+from colibri_lab.pager.threads import ThreadFlight
 from tests.parity.models import engine, levels
 
 from .conftest import MODELS
@@ -92,6 +93,7 @@ def test_the_reference_backend_waits_for_pages_too(name: str, models: dict[str, 
         right = {i: [said(t) for t in made.generate(PROMPTS[i], max_tokens=4)] for i in (2, 5)}
     how = placed(path, 0.1, 3, prefill_chunk=3, engine_mode="async", dispatch_ring_size=2)
     with poisoned(), engine(path, backend="reference", **how) as made:
+        assert made.describe()["reads"] == "threads"
         ours = {i: [said(t) for t in made.generate(PROMPTS[i], max_tokens=4)] for i in (2, 5)}
     assert ours == right
 
@@ -119,16 +121,17 @@ def test_the_check_can_fail_in_async_too(models: dict[str, Path]) -> None:
     """Control: pages that are told of before they are there, and what comes out is not finite."""
     fetch = Reader._fetch
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any) -> Any:
         time.sleep(0.01)
-        fetch(*arguments)
+        return fetch(*arguments)
 
-    def too_early(flight: Flight, entries: Any, frames: Any) -> None:
-        entries[:] = frames
+    def too_early(flight: ThreadFlight) -> None:
+        flight._entries[:] = flight._frames
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reader, "_fetch", slow)
-        patch.setattr(Flight, "publish", too_early)
+        patch.setattr(ThreadFlight, "publish", too_early)
+        patch.setattr(QueueTransfer, "open", lambda *arguments: None)
         with poisoned(), engine(models["mixtral"], engine_mode="async") as made:
             with pytest.raises(RequestError, match="not finite"):
                 bits(made)
