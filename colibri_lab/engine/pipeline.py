@@ -102,17 +102,17 @@ class Pipeline(Transformer):
             experts, weights, route, gate = self._views.get((at, n)) or self._view(n, at)
             if self._router is not None:
                 self._router.apply(layer, n, at)
-            np.copyto(route[layer], experts)
-            np.copyto(gate[layer], weights)
             chosen = experts.tolist()  # [n][k]
-            self._enter("place")
-            self.kv.place(layer, [row[0] for row in chosen], at)
             self._enter("dispatch")
             if n > 1:
                 self.pager.chosen(layer, chosen)
             unit.waves = self._dispatch.split(chosen, self.pager.room)
             if len(unit.waves) == 1:
                 self._request(unit, unit.waves[0][2])
+            self._enter("place")  # behind the reads that have begun
+            self.kv.place(layer, [row[0] for row in chosen], at)
+            np.copyto(route[layer], experts)
+            np.copyto(gate[layer], weights)
         else:
             self._enter("place")
             self.kv.place(layer, [-1] * n, at)

@@ -77,13 +77,13 @@ static void arrival_unit(void *arg, int unit, int thread) {
     Reader *reader = a->c->m.reader;
     uint64_t begin = 0, now = 0, spin = reader ? ARRIVAL_LOOK_NS : ARRIVAL_SPIN_NS;
     (void)unit;
-    if (reader) reader_poll(reader);
-    else sched_yield(); /* a thread that wants to begin its next piece would else wait out this one's slice, some ms */
+    reader_poll(reader);
+    if (!reader) sched_yield(); /* a thread that wants to begin its next piece would else wait out this one's slice, some ms */
     while (!atomic_load(&a->lost) && !find_part(a, &part)) {
         now = now_ns(CLOCK_MONOTONIC);
         if (!begin) begin = now;
         struct timespec nap = {0, ARRIVAL_NAP_NS};
-        if (reader) reader_poll(reader);
+        reader_poll(reader);
         if (now - begin > spin) nanosleep(&nap, NULL);
         else
             for (int i = 0; i < 8; i++) relax();

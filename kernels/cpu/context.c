@@ -201,6 +201,7 @@ static void product_unit(void *job, int unit, int thread) {
     Product *p = job;
     int groups = ceil_div(p->w->rows, ROWS), first = share(groups, p->parts, unit),
         last = share(groups, p->parts, unit + 1);
+    reader_poll(p->c->m.reader);
     float **y = p->c->pointers + (size_t)thread * 2 * (size_t)p->c->m.capacity;
     for (int i = 0; i < p->n; i++) y[i] = p->y + (size_t)i * p->stride + first * ROWS;
     matmul(p->w, resident(p->w), first, last, p->act, y, p->n, p->c->m.exact);

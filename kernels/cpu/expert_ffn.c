@@ -51,6 +51,7 @@ static void up_part(Context *c, const Job *job, int parts, int part, int thread)
 
 static void up_unit(void *arg, int unit, int thread) {
     Step *s = arg;
+    reader_poll(s->c->m.reader);
     up_part(s->c, &s->c->jobs[unit / s->parts], s->parts, unit % s->parts, thread);
 }
 
@@ -71,6 +72,7 @@ static void down_unit(void *arg, int unit, int thread) {
     Context *c = s->c;
     int hidden = c->m.hidden, groups = ceil_div(hidden, ROWS), most = 1;
     int begin = share(groups, s->parts, unit), end = share(groups, s->parts, unit + 1);
+    reader_poll(c->m.reader);
     float **y = c->pointers + (size_t)thread * 2 * (size_t)c->m.capacity;
     float *scratch = c->scratch + (size_t)thread * 2 * (size_t)c->scratch_len;
     for (int j = 0; j < c->n_jobs; j++) most = max_int(most, c->jobs[j].rows);

@@ -167,9 +167,9 @@ static void take_lock(Reader *r) {
     if (r->process != getpid()) begin_anew(r);
 }
 
-/* Called by kernels that wait for a page, and between two parts of their work. */
+/* Called by kernels that wait for a page, and between two parts of their work; r may be NULL. */
 static void reader_poll(Reader *r) {
-    if (!atomic_load_explicit(&r->open, memory_order_relaxed) || pthread_mutex_trylock(&r->lock)) return;
+    if (!r || !atomic_load_explicit(&r->open, memory_order_relaxed) || pthread_mutex_trylock(&r->lock)) return;
     if (r->process != getpid()) begin_anew(r);
     advance(r);
     pthread_mutex_unlock(&r->lock);

@@ -13,6 +13,7 @@ from colibri_lab.bench import main, pipeline
 from colibri_lab.bench.shapes import SHAPES
 from colibri_lab.bench.traffic import ImposedRouter
 from colibri_lab.engine.engine import Engine
+from colibri_lab.events import PAGES, PageKind
 
 
 def rows_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -37,9 +38,21 @@ def test_pipeline_compares_both_modes(capsys: pytest.CaptureFixture[str]) -> Non
         for share in (50, 100):
             name = f"batch {batch}, {share} %"
             assert rows[f"{name}: async"]["ratio"] > 0 and rows[f"{name}: speed-up"]["limit"] >= 1
+            alone = rows[f"{name}: speed-up, layer by layer"]["limit"]
+            assert 1 <= alone <= rows[f"{name}: speed-up"]["limit"] + 1e-9
             assert rows[f"{name}: sync experts"]["value"] > 0 and rows[f"{name}: async attention"]["value"] > 0
         assert rows[f"batch {batch}, 50 %: sync io"]["value"] > 0 == rows[f"batch {batch}, 100 %: sync io"]["value"]
         assert rows[f"batch {batch}, 50 %: reads_arriving"]["value"] > 0
+
+
+def test_a_layer_hides_its_own_reads_alone() -> None:
+    pages = np.zeros(6, PAGES)
+    pages["kind"] = [PageKind.FAULT] * 5 + [PageKind.EVICT]
+    pages["layer"], pages["t_ns"] = [0, 0, 0, 1, 1, 1], [1, 1, 2, 5, 9, 9]
+    pages["step"], pages["wait_ns"] = [3, 3, 3, 3, 4, 4], [2_000_000, 2_000_000, 4_000_000, 1_000_000, 9_000_000, 5]
+    # layer 0 waits 6 ms in two waves and hides 3, layer 1 hides 1 ms of one step and 3 ms of the next
+    assert pipeline.coverable(pages, 0.003) == pytest.approx(0.003 + 0.001 + 0.003)
+    assert pipeline.coverable(pages[:0], 0.003) == 0
 
 
 def test_pipeline_ends_when_tokens_differ(monkeypatch: pytest.MonkeyPatch) -> None:
