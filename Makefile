@@ -18,7 +18,7 @@ LOCKED := $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if (sys.v
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := COLIBRI_CACHE="$(CURDIR)/build/test-cache" $(PYTEST) --nbval-lax -n 2 --dist loadscope notebooks
 
-.PHONY: help env tools browser lab demo test test-fast test-browser test-notebooks soak test-oracle lint format bench lock wheel clean distclean
+.PHONY: help env tools browser arm lab demo test test-fast test-browser test-arm test-notebooks soak test-oracle lint format bench lock wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ tools:
 
 browser:
 	@test -n "$(CHROMIUM)" || { echo "no Chromium for the browser tests: install the Debian package chromium, or name one with COLIBRI_BROWSER" >&2; exit 2; }
+
+arm:
+	@command -v aarch64-linux-gnu-gcc >/dev/null && test -f "$$(aarch64-linux-gnu-gcc -print-file-name=libc.a)" || { echo "no compiler and C library for aarch64: install the Debian packages gcc-aarch64-linux-gnu and libc6-dev-arm64-cross" >&2; exit 2; }
+	@command -v qemu-aarch64 >/dev/null || { echo "no emulator for aarch64: install the Debian package qemu-user" >&2; exit 2; }
 
 env: $(READY) ## make or refresh the virtual environment in .venv
 
@@ -61,11 +65,11 @@ lab: env ## open JupyterLab on the quickstart, with the embedded model
 demo: env ## the same without a browser: text, the performance line, report.html
 	@$(BIN)/python -m colibri_lab.demo
 
-test: env browser lint test-notebooks test-browser ## everything: lint, types, imports, notebooks, browser, unit, property and golden tests
+test: env browser arm lint test-notebooks test-browser ## everything: lint, types, imports, notebooks, browser, unit, property and golden tests
 	$(PYTEST) -n 2 -m "not browser and not oracle"
 
-test-fast: env ## unit, property and golden tests only
-	$(PYTEST) -n 2 -m "not browser and not oracle and not wheel"
+test-fast: env ## unit, property and golden tests of this machine only
+	$(PYTEST) -n 2 -m "not browser and not oracle and not wheel and not arm"
 
 test-notebooks: env ## run the notebooks with nbval
 	$(NOTEBOOKS)
@@ -76,6 +80,9 @@ test-browser: env browser ## drive the board in Chromium
 MINUTES ?= 30
 soak: env browser ## the lab in a browser for MINUTES=30: what kernel and page grow by (not part of make test)
 	$(BIN)/python -m tests.browser.soak --minutes $(MINUTES)
+
+test-arm: env arm ## the aarch64 levels of the kernels, cross-compiled and emulated
+	$(PYTEST) -n 2 --dist loadscope -m arm tests/arm
 
 test-oracle: $(ORACLE_READY) ## make the goldens afresh with transformers and compare
 	$(PYTEST) -m oracle tests/oracle

@@ -1,4 +1,4 @@
-"""`colibri-lab bench batch`, `jitter`, `footprint`, `dashboard`, `plan`: loaded, in little memory, watched, foretold."""
+"""`colibri-lab bench batch`, `jitter`, `footprint`, `dashboard`, `plan`: loaded, in small memory, watched, foretold."""
 
 from __future__ import annotations
 

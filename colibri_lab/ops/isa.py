@@ -10,27 +10,31 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-LEVELS = ("avx512", "avx2", "plain")  # best first
+LEVELS = ("avx512", "avx2", "dotprod", "neon", "plain")  # best first
 
 FLAGS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mf16c"),
     "avx2": ("-mavx2", "-mf16c"),
+    "dotprod": ("-march=armv8.2-a+dotprod", "-DDOTPROD"),
+    "neon": ("-DNEON",),  # by name: compilers for aarch64 have it on, and plain C must stay plain
     "plain": (),
 }
 _NEEDS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "avx2"},
     "avx2": {"avx2", "f16c"},
-    "plain": set[str](),
+    "dotprod": {"asimddp"},
+    "neon": set[str](),  # every aarch64 has it
 }
+_X86, _ARM = ("avx512", "avx2"), ("dotprod", "neon")
+_OF_MACHINE = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
 
 @cache
 def available() -> tuple[str, ...]:
     """The levels this processor runs, best first; "plain" always."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return ("plain",)
-    flags = _processor_flags()
-    return tuple(level for level in LEVELS if _NEEDS[level] <= flags)
+    levels = _OF_MACHINE.get(platform.machine().lower(), ())
+    flags = _processor_flags() if levels else set()
+    return (*(level for level in levels if _NEEDS[level] <= flags), "plain")
 
 
 def choose(level: str | None = None) -> str:
@@ -51,16 +55,17 @@ def _processor_flags() -> set[str]:
     except OSError:
         return _mac_flags()
     for line in text.splitlines():
-        if line.startswith("flags"):
+        if line.startswith(("flags", "Features")):  # x86, Arm
             return set(line.split(":", 1)[1].split())
     return set()
 
 
 def _mac_flags() -> set[str]:
-    command = ["sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features"]
+    command = ["sysctl", "machdep.cpu.features", "machdep.cpu.leaf7_features", "hw.optional.arm.FEAT_DotProd"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
     except OSError:
         return set()  # no way to ask: the plain level runs everywhere
     flags = set(text.lower().split())
-    return flags | ({"avx512_vnni"} if "avx512vnni" in flags else set())
+    flags |= {"avx512_vnni"} if "avx512vnni" in flags else set()
+    return flags | ({"asimddp"} if "feat_dotprod: 1" in text.lower() else set())

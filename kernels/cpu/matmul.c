@@ -9,6 +9,8 @@
 #include "matmul_avx512.h"
 #elif defined(__AVX2__)
 #include "matmul_avx2.h"
+#elif defined(NEON) || defined(DOTPROD)
+#include "matmul_neon.h"
 #else
 #include "matmul_plain.h"
 #endif

@@ -5,6 +5,8 @@
 #include "vec_avx512.h"
 #elif defined(__AVX2__)
 #include "vec_avx2.h"
+#elif defined(NEON) || defined(DOTPROD)
+#include "vec_neon.h"
 #else
 #include "vec_plain.h"
 #endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -159,6 +160,53 @@ def test_levels(monkeypatch):
     monkeypatch.setattr(isa, "available", lambda: ("plain",))
     with pytest.raises(ValueError, match="does not run avx2"):
         isa.choose("avx2")
+
+
+X86_FLAGS = "avx2 f16c avx512f avx512bw avx512dq avx512vl avx512_vnni"
+
+
+@pytest.mark.parametrize(
+    ("machine", "cpuinfo", "levels"),
+    [
+        ("x86_64", f"processor : 0\nflags\t: fpu {X86_FLAGS} ht\n", ("avx512", "avx2", "plain")),
+        ("AMD64", "flags\t: avx2 f16c\n", ("avx2", "plain")),
+        ("x86_64", "flags\t: fpu\n", ("plain",)),
+        ("aarch64", "processor\t: 0\nFeatures\t: fp asimd asimddp\n", ("dotprod", "neon", "plain")),  # RK3588, Orin
+        ("aarch64", "Features\t: fp asimd crc32\n", ("neon", "plain")),  # a Cortex-A72
+        ("riscv64", "isa\t: rv64imafdcv\n", ("plain",)),
+    ],
+)
+def test_levels_of_a_processor(monkeypatch, tmp_path, machine, cpuinfo, levels):
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(isa, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(isa.platform, "machine", lambda: machine)
+    assert isa.available.__wrapped__() == levels
+
+
+@pytest.mark.parametrize(
+    ("machine", "said", "levels"),
+    [
+        ("arm64", "hw.optional.arm.FEAT_DotProd: 1\n", ("dotprod", "neon", "plain")),
+        ("arm64", "hw.optional.arm.FEAT_DotProd: 0\n", ("neon", "plain")),
+        ("x86_64", "machdep.cpu.features: FPU F16C\nmachdep.cpu.leaf7_features: AVX2\n", ("avx2", "plain")),
+    ],
+)
+def test_levels_on_macos(monkeypatch, tmp_path, machine, said, levels):
+    monkeypatch.setattr(isa, "Path", lambda _: tmp_path / "there is no cpuinfo")
+    monkeypatch.setattr(isa.platform, "machine", lambda: machine)
+    monkeypatch.setattr(isa.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, stdout=said))
+    assert isa.available.__wrapped__() == levels
+
+
+def test_intrinsics_stay_in_their_levels_files():
+    """No processor's header is included outside the files of its levels, and none of its types or functions used."""
+    own = {"immintrin.h": "avx512|avx2", "arm_neon.h": "neon"}
+    for path in sorted(build.source().parent.glob("*.[ch]")):
+        text = path.read_text()
+        for header, levels in own.items():
+            assert header not in text or re.fullmatch(rf"vec_({levels})\.h", path.name), path
+        if not re.fullmatch(r"(vec|matmul)_(avx512|avx2|neon)\.h", path.name):
+            assert not re.search(r"\b(_mm\d*_\w+|__m\d+i?|v\w+q?_[fsu]\d+|(u?int|float)\d+x\d+_t)\b", text), path
 
 
 def test_choose_backend():

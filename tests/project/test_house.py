@@ -128,10 +128,17 @@ def test_make_help_lists_its_targets(top: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "said"),
-    [("cc gcc clang", "build-essential"), ("chromium chromium-browser google-chrome", "package chromium")],
+    ("goal", "hidden", "said"),
+    [
+        ("tools", "cc gcc clang", "build-essential"),
+        ("browser", "chromium chromium-browser google-chrome", "package chromium"),
+        ("arm", "aarch64-linux-gnu-gcc", "packages gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"),
+        ("arm", "qemu-aarch64", "package qemu-user"),
+    ],
 )
-def test_make_names_the_package_of_what_is_missing(top: Path, tmp_path: Path, hidden: str, said: str) -> None:
+def test_make_names_the_package_of_what_is_missing(
+    top: Path, tmp_path: Path, goal: str, hidden: str, said: str
+) -> None:
     """With a PATH that lacks it, make stops at once and says which Debian package brings it."""
     bare = tmp_path / "bin"
     bare.mkdir()
@@ -139,7 +146,6 @@ def test_make_names_the_package_of_what_is_missing(top: Path, tmp_path: Path, hi
         for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
             if path.name not in hidden.split() and not (bare / path.name).exists():
                 (bare / path.name).symlink_to(path)
-    goal = "tools" if "cc" in hidden else "browser"
     python = shutil.which("python3") or "python3"
     ran = subprocess.run(
         ["make", goal, f"PYTHON={python}"], cwd=top, env={"PATH": str(bare)}, capture_output=True, text=True

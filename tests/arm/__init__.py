@@ -1,0 +1,1 @@
+"""The aarch64 levels of the CPU kernels, cross-compiled and run under qemu-user: `make test-arm`."""
