@@ -23,8 +23,8 @@ def all_command(
 ) -> None:
     """Run every benchmark as a process of its own, an hour or so; --json joins their rows, --html draws them."""
     from colibri_lab.bench import page, suite
-    from colibri_lab.paths import file_to_write
     from colibri_lab.export import write
+    from colibri_lab.paths import file_to_write
 
     names = NAMES if only == "all" else tuple(only.split(","))
     if unknown := [name for name in names if name not in NAMES]:
