@@ -19,13 +19,13 @@ class History:
 
     def __init__(self, size: int, dtype: Any, shape: tuple[int, ...] = ()) -> None:
         self.size, self._end, self.total = size, 0, 0
-        self._buffer = np.zeros((2 * size, *shape), dtype)
+        self._buffer = np.zeros((size + -(-size // 4), *shape), dtype)
 
     def append(self, rows: np.ndarray) -> None:
         self.total += len(rows)
         rows = rows[-self.size :]
         if self._end + len(rows) > len(self._buffer):
-            kept = self.rows[len(rows) :] if self._end >= self.size else self.rows
+            kept = self.rows[max(0, len(self.rows) + len(rows) - self.size) :]
             self._buffer[: len(kept)] = kept.copy()
             self._end = len(kept)
         self._buffer[self._end : self._end + len(rows)] = rows

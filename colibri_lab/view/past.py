@@ -17,7 +17,7 @@ from colibri_lab.view.remembered import remembered
 from colibri_lab.view.run import RunView
 from colibri_lab.view.token import TokenDetail
 
-LIMIT = 6 << 20  # bytes of events
+LIMIT = 4 << 20  # bytes of events
 PARTS = 16  # in which they come and go
 STOPS, NEAR = 8, 64  # copies along the way; tokens from a copy to those beside a token that is looked at
 MARKS = 64  # newest beginnings and gaps
@@ -36,7 +36,7 @@ class Past:
 
     def __init__(self, before: RunView, whole: Streams | None = None, limit: int = LIMIT) -> None:
         self._shape = before.layers, before.n_experts, before.top_k
-        self._before, self._limit = before, limit
+        self._before, self.limit = before, limit
         self._parts = [whole or Streams.of(*self._shape, [])]
         self._loose: list[Batch] = []  # newer than the parts
         self._bytes = self._loose_bytes = 0
@@ -68,9 +68,9 @@ class Past:
         self.last += len(moments)
         lists = sum(size * len(getattr(batch, name)) for name, size in LISTS.items())
         self._loose_bytes += _BATCH + lists + sum(getattr(batch, name).nbytes for name in _ARRAYS)
-        if self._loose_bytes > self._limit // PARTS:
+        if self._loose_bytes > self.limit // PARTS:
             self._close()
-            while self._bytes > self._limit:
+            while self._bytes > self.limit:
                 self._forget()
 
     def at(self, token: int) -> Stop:
@@ -167,7 +167,7 @@ class Past:
         self.rest()
         part, cursor = self._parts[0], Cursor()
         moments = part.moments
-        all_of_it = part.nbytes <= 2 * self._limit // PARTS
+        all_of_it = part.nbytes <= 2 * self.limit // PARTS
         self._gone_ns = int(moments[-1 if all_of_it else len(moments) // 4]) if len(moments) else part.end_ns
         while len(batch := part.read_until(cursor, self._gone_ns if len(moments) else None)) or batch.dropped:
             self._before.take(batch)

@@ -154,7 +154,7 @@ def test_a_long_run_is_saved_from_where_it_is_kept_on(tmp_path):
     engine = FakeEngine(3, 6, slots=64, slot_size=16)
     with connect(engine, hz=1) as lab:
         lab.board._ticker.stop()
-        lab.past._limit = 60_000
+        lab.past.limit = 60_000
         t = time.perf_counter_ns() + 10**9
         for _ in range(3):
             sequence = engine.start(5, t)
