@@ -93,13 +93,14 @@ class TokenDetail:
             for layer, picks in enumerate(zip(self.experts, self.weights, self.reads, strict=True))
         ]
         route = f"<table><tbody>{''.join(layers)}</tbody></table>"
-        odds = [(repr(text)[1:-1], percent(share)) for text, share in self.best]
-        if self.probability is not None:
-            odds.append((f"this one, {self.text!r}", percent(self.probability)))
+        among = [(self.text, self.probability)] if self.probability not in (None, *(p for _, p in self.best)) else []
+        chosen = (self.text, self.probability)
+        odds = [(f"{one[0]!r}{', chosen' if one == chosen else ''}", percent(one[1])) for one in [*self.best, *among]]
         times = [(name, f"{three_digits(ms)} ms") for name, ms in self.stages_ms.items() if ms]
-        facts = [("step", f"{three_digits(self.latency_ms)} ms, {self.rows} rows"), *times]
+        rows = f"{self.rows} row" + "s" * (self.rows != 1)
+        facts = [("its step", f"{three_digits(self.latency_ms)} ms, {rows}"), *times]
         facts += [("faults, hits, evicted", f"{self.faults}, {self.hits}, {self.evictions}")]
-        tables = route + grid(("probable next", "share"), odds) * bool(odds) + grid(("where its time went", ""), facts)
+        tables = route + grid(("chosen from", "share"), odds) * bool(odds) + grid(("where its time went", ""), facts)
         sub = f"number {self.number}, position {self.position} of request {self.sequence}"
         keys = [("read for it", palette.FAULT), ("read ahead", palette.HIT)]
         title = f"Token {self.text!r}"

@@ -25,9 +25,9 @@ class TokenPanel {
     put(this.node.querySelector(".cl-head b"), `Token ${JSON.stringify(all.text)}`);
     const kinds = {"": "", "read": "cl-read-now", "read ahead": "cl-read-ahead"};
     const layers = all.experts.map((experts, layer) => h("tr", null, h("th", {scope: "row"}, `layer ${layer}`), ...experts.map((expert, i) =>
-      h("td", {class: kinds[all.reads[layer][i]]}, `expert ${expert}`, h("i", {style: `width:${Math.round(46 * (all.weights[layer][i] || 0))}px`}), ` ${num(all.weights[layer][i])} ${all.reads[layer][i]}`))));
-    const odds = all.best.map(([text, share]) => h("tr", {class: text === all.text ? "on" : ""}, h("th", {scope: "row"}, JSON.stringify(text)), h("td", null, h("i", {style: `width:${Math.round(70 * share)}px`}), ` ${percent(share)}`)));
-    if (all.probability !== null && !all.best.some(([text]) => text === all.text)) odds.push(h("tr", {class: "on"}, h("th", {scope: "row"}, JSON.stringify(all.text)), h("td", null, percent(all.probability))));
+      h("td", {class: kinds[all.reads[layer][i]]}, `expert ${expert}`, h("i", {style: `width:${Math.round(26 * (all.weights[layer][i] || 0))}px`}), ` ${num(all.weights[layer][i])} ${all.reads[layer][i]}`))));
+    const odds = all.best.map(([text, share]) => h("tr", {class: share === all.probability ? "on" : ""}, h("th", {scope: "row"}, JSON.stringify(text)), h("td", null, h("i", {style: `width:${Math.round(70 * share)}px`}), ` ${percent(share)}`)));
+    if (all.probability !== null && !all.best.some(([, share]) => share === all.probability)) odds.push(h("tr", {class: "on"}, h("th", {scope: "row"}, JSON.stringify(all.text)), h("td", null, percent(all.probability))));
     const none = "What it was chosen from is not on record: turn telemetry_top_logprobs on (Tuner) before the run.";
     const facts = [["its step", `${ms(all.latency_ms)}, ${many(all.rows, "row")}`], ...Object.entries(all.stages_ms).filter(([, v]) => v > 0).map(([name, v]) => [name, ms(v)]),
       ["expert faults", whole(all.faults)], ["hits", whole(all.hits)], ["evicted", whole(all.evictions)], ["read", bytes(all.bytes_read)]];
