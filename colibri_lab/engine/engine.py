@@ -27,7 +27,6 @@ from .request import Asked, prepare, prompt_ids, text_or_ids
 from .sampler import Sampler
 from .sequence import Reason, Request, Token
 from .settings import Board, Settings
-from .show import routing_counts
 from .snapshot import snapshot
 from .step import Stepper
 from .turn import Turn
@@ -74,9 +73,8 @@ class Engine:
         Wrong arguments and a prompt longer than the context raise RequestError at once. What stops this request later
         (no KV slot left, logits not finite) is raised in place of the next token. See Sampling for the other arguments.
         """
-        return self.begin(prompt, Asked(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop))[
-            1
-        ]
+        asked = Asked(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+        return self.begin(prompt, asked)[1]
 
     def begin(self, prompt: str | Sequence[int], asked: Asked) -> tuple[Request, Iterator[Token]]:
         """The request behind `generate` and its iterator; setting `request.cancelled` ends it at the next step."""
@@ -140,7 +138,7 @@ class Engine:
             "pager": p.pager.counters() | p.ahead.counters(),
             "kv": p.kv.counters(),
             "persistence": p.persistence.counters() if p.persistence else {},
-            "router": {"selections": dispatch["rows"] // max(1, p.top_k), **routing_counts(p)},
+            "router": {"selections": dispatch["rows"] // max(1, p.top_k), **show.routing_counts(p)},
             "dispatch": dispatch | (p.transformer.counters() if isinstance(p.transformer, Pipeline) else {}),
             "batch": s.batch.counters(),
             "host": p.host.counters(),

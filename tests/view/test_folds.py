@@ -13,9 +13,10 @@ from colibri_lab.events import NO_EXPERT, Phase, SequenceKind, SlotKind
 from colibri_lab.telemetry import Recorder, Telemetry, replay
 from colibri_lab.trace import STREAMS, Batch
 from colibri_lab.view.experts import ExpertView
-from colibri_lab.view.frame import board_frame, prose_block
+from colibri_lab.view.frame import prose_block
 from colibri_lab.view.history import History
 from colibri_lab.view.run import RunView
+from tests.view.whole import blocks
 from tests.widgets.fake import FakeEngine
 
 
@@ -69,7 +70,7 @@ def test_any_batching_and_interleaving_gives_the_same_picture(data):
     cuts = {name: data.draw(st.lists(st.integers(0, len(getattr(whole, name))), max_size=6)) for name in STREAMS}
     order = data.draw(st.lists(st.sampled_from(STREAMS), max_size=40))
     ours, theirs = view_of(engine, cut(whole, cuts, order)), view_of(engine, [whole])
-    assert board_frame(ours, {"state": "x"}, -1) == board_frame(theirs, {"state": "x"}, -1)
+    assert blocks(ours) == blocks(theirs)
     assert prose_block(ours) == prose_block(theirs)
     for name in ("share", "resident", "faults", "last_fault_ns"):
         np.testing.assert_array_equal(getattr(ours.experts, name), getattr(theirs.experts, name))
@@ -89,7 +90,7 @@ def test_a_replayed_trace_gives_the_live_picture(tmp_path):
         t = engine.run(25, t_ns=t)
         live.drain(engine.telemetry, cursor)
     again = RunView.of(replay(recorder.close()))
-    assert board_frame(again, {}, -1) == board_frame(live, {}, -1)
+    assert blocks(again) == blocks(live)
 
 
 def test_the_engine_s_own_state_is_seen():

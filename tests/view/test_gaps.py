@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from colibri_lab.recorded import replay
 from colibri_lab.streams import Streams
 from colibri_lab.trace import STREAMS, save
-from colibri_lab.view.frame import board_frame, prose_block, unpack
+from colibri_lab.view.frame import prose_block, unpack
 from colibri_lab.view.past import Past
 from colibri_lab.view.run import RunView
 from tests.view.test_folds import WHOLE, cut
 from tests.view.test_past import empty, fresh, picture
+from tests.view.whole import blocks
 
 
 def broken(draw):
@@ -60,7 +61,7 @@ def test_a_gap_is_where_it_was_with_its_number(data):
         view.take(batch)
         past.add(batch)
     assert gaps_of(view) == expected(gaps)
-    header, arrays = unpack(picture(view)[0])
+    header, arrays = unpack(picture(view)[-2])
     told = [missed for *_, missed in expected(gaps)]
     assert header["gaps"] == told[len(told) - int((arrays["flag"] & 2 > 0).sum()) :], "those of the columns drawn"
     told = view.timeline.missing, view.experts.missing, view.slots.missing, view.prose.missing, view.gauges.missing
@@ -81,7 +82,7 @@ def test_a_trace_of_it_gives_the_live_arrays_at_every_token(tmp_path, data):
     source = replay(save(Streams.of(3, 6, 2, batches), tmp_path / "run.trace", engine.describe()))
     again = RunView.of(source)
     assert source.counters()["dropped"] == sum(missing.values())
-    assert board_frame(again, {}, -1) == board_frame(live, {}, -1)
+    assert blocks(again) == blocks(live)
     assert prose_block(again) == prose_block(live)
     past, moments = Past(empty(engine), source), source.moments
     for token in data.draw(st.lists(st.integers(0, past.last), max_size=3)):

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from colibri_lab.streams import Streams
 from colibri_lab.trace import STREAMS
-from colibri_lab.view.frame import board_frame, prose_block
+from colibri_lab.view.frame import prose_block
 from colibri_lab.view.past import STOPS, Past
 from colibri_lab.view.run import RunView
 from tests.view.test_folds import WHOLE, cut
+from tests.view.whole import blocks
 from tests.widgets.fake import FakeEngine
 
 
@@ -21,7 +22,7 @@ def empty(engine):
 
 
 def picture(view):
-    return board_frame(view, {}, -1)[0], prose_block(view)
+    return *blocks(view), prose_block(view)
 
 
 def fresh(engine, batches, t_ns):

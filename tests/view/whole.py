@@ -6,11 +6,26 @@ from colibri_lab.view.blocks import names
 from colibri_lab.view.frame import block, board_frame, unpack
 
 
-def picture(view, state=None, after=-1):
-    """(header, arrays) of everything; the newer of a name stands."""
+def together(parts):
+    """(header, arrays) of some blocks; of a name that two have, the later stands."""
     header, arrays = {}, {}
-    for part in (*(block(view, name) for name in names(view)), board_frame(view, state or {}, after)[0]):
+    for part in parts:
         told, found = unpack(part)
         header |= told
         arrays |= found
     return header, arrays
+
+
+def blocks(view, state=None, after=-1):
+    """All that is drawn of a view, as bytes."""
+    return *(block(view, name) for name in names(view)), board_frame(view, state or {}, after)[0]
+
+
+def picture(view, state=None, after=-1):
+    """(header, arrays) of everything."""
+    return together(blocks(view, state, after))
+
+
+def shown(board):
+    """(header, arrays) of what a board sent last."""
+    return together(part for part in (board.map, board.pool, board.lines, board.frame) if part)

@@ -13,6 +13,7 @@ from colibri_lab.view.frame import unpack
 from colibri_lab.widgets.board import Board
 from colibri_lab.widgets.dashboard import Lab, connect, replay
 from colibri_lab.widgets.ticker import Ticker
+from tests.view.whole import shown
 from tests.widgets.fake import FakeEngine
 
 
@@ -31,7 +32,7 @@ def until(check, seconds=5.0):
 
 
 def picture(lab):
-    return unpack(lab.board.frame)[0]
+    return shown(lab.board)[0]
 
 
 def press(lab, **content):

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from colibri_lab.events import Phase
-from colibri_lab.view.frame import board_frame, prose_block, unpack
+from colibri_lab.view.frame import prose_block, unpack
 from colibri_lab.widgets.dashboard import connect, replay
+from tests.view.whole import blocks, shown
 from tests.widgets.fake import FakeEngine
 from tests.widgets.test_lab import picture, press, until
 
-PANELS = ("cell", "mark", "stage", "count", "flag", "place", "slot", "bins", "sys", "age", "when")
+PANELS = ("cell", "mark", "stage", "count", "flag", "place", "slot", "bins", "bin", "fault", "sys", "age", "when")
 
 
 def drawn(lab):
     """The panels' arrays and figures as the page has them, and what it shows of the text."""
-    header, arrays = unpack(lab.board.frame)
+    header, arrays = shown(lab.board)
     said = {name: header[name] for name in ("decoded", "ms", "faults", "resident", "kv", "hits", "rate", "ttft")}
     return said, {name: arrays[name].tolist() for name in PANELS}, header["text"]["sequence"], header["text"]["end"]
 
@@ -132,7 +133,7 @@ def test_a_saved_run_is_the_same_board_without_the_engine(lab, tmp_path):
     player = replay(path, hz=1)
     player.board._ticker.stop()
     lab.board.tick()
-    assert board_frame(player.view, {}, -1) == board_frame(lab.view, {}, -1)
+    assert blocks(player.view) == blocks(lab.view)
     assert prose_block(player.view) == prose_block(lab.view)
     for token in (99, 3, 40, 77, 39):
         assert player.seek(token) == lab.seek(token) == token
