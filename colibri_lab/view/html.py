@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-class Still:
+class Still(ABC):
     """What shows itself as HTML, and where a widget is attached (`live`, its MIME bundle) as that."""
 
     live: Callable[[], dict[str, Any]] | None = None
 
+    @abstractmethod
     def _repr_html_(self) -> str:
-        raise NotImplementedError
+        """The picture of a moment."""
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         moving = {} if self.live is None else self.live()

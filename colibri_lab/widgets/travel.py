@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from colibri_lab.view.token import TokenDetail
 from colibri_lab.widgets.board import Board
 
 
-class Travel:
+class Travel(ABC):
     """Tokens are numbered as they were sampled, from 0, over all sequences. An engine goes on while its board shows an
     earlier token; its own pause is another button."""
 
@@ -35,14 +36,14 @@ class Travel:
         """As seek, to the token that is `by` steps of the engine after the one shown (before it, where negative)."""
         return self._go(lambda: self.past.beside(self._number, by))
 
+    @abstractmethod
     def live(self) -> None:
         """Back to the newest token."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def at(self) -> int | None:
         """The number of the token that is shown; None where that is the newest one, and stays so."""
-        raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run, as far as it is kept in memory, as a trace that colibri_lab.replay(path) shows anywhere.
@@ -53,9 +54,9 @@ class Travel:
         return trace.save(*self.board.now(lambda _: (self.past.events(), path, self.past.about)))
 
     @property
+    @abstractmethod
     def shown(self) -> RunView:
         """The view that the board draws."""
-        raise NotImplementedError
 
     def token(self, token: int = -1) -> TokenDetail:
         """One token in figures and as a picture: route, gate weights, reads, stages, probabilities. Numbers as in seek.
@@ -64,9 +65,9 @@ class Travel:
         """
         return self.board.now(lambda _: self.past.detail(token if token >= 0 else self.past.last + 1 + token))
 
+    @abstractmethod
     def _stand(self, stop: Stop) -> None:
         """Shows a view of the past; the cursor of the stop is behind it."""
-        raise NotImplementedError
 
     def _go(self, choose: Callable[[], int]) -> int:
         self.board.now(lambda _: self._stand(self.past.at(choose())))
