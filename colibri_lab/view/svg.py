@@ -47,8 +47,8 @@ def text(x: float, y: float, words: object, more: str = "") -> str:
 def experts_panel(view: RunView, width: float = 1000) -> str:
     cell, peak = cells(view)
     layers, experts = cell.shape
-    left, high = 54, max(4, min(24, 240 // max(layers, 1)))
-    w = (width - left) / max(experts, 1)
+    left, right, high = 54, 62, max(4, min(24, 240 // max(layers, 1)))
+    w = (width - left - right) / max(experts, 1)
     gap = 2 if w > 14 and high > 10 else 0.5 if w > 3 else 0
     parts = []
     for level in range(64):
@@ -76,6 +76,12 @@ def experts_panel(view: RunView, width: float = 1000) -> str:
     parts += [
         text(left + e * w + w / 2, layers * high + 13, e, "text-anchor='middle'") for e in range(0, experts, every)
     ]
+    faults = known.faults.sum(axis=1).tolist()
+    bar, unit = width - right + 8, (right - 8) / max(1, *faults)
+    parts.append(boxes(palette.FAULT, [(bar, (m + 0.2) * high, n * unit, high * 0.5) for m, n in enumerate(faults)]))
+    parts.append(text(width, layers * high + 13, "faults", "text-anchor='end'"))
+    if high >= 12:
+        parts += [text(bar + 3, (m + 0.65) * high, f"{n:,}", "class='fg'") for m, n in enumerate(faults) if n]
     total = layers * experts
     label = f"{layers} layers of {experts} experts, {len(inside)} of {total} in memory"
     keys = [

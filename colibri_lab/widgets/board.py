@@ -201,7 +201,7 @@ class Board(anywidget.AnyWidget):
         return known[turn : turn + 1]
 
     def panel(self, name: str) -> Panel:
-        """One panel (alone.PANELS) as a widget of its own; the same each time."""
+        """One panel (a name of report.PANELS, whatif or tuner) as a widget of its own; the same each time."""
         if name not in self._alone:
             self._alone[name] = Panel(self, name)
         return self._alone[name]

@@ -8,7 +8,9 @@ import pytest
 from colibri_lab.events import PageKind, SlotKind
 from colibri_lab.telemetry import Telemetry
 from colibri_lab.view.detail import detail
+from colibri_lab.view.report import performance
 from colibri_lab.view.run import RunView
+from colibri_lab.view.svg import experts_panel
 from tests.view.whole import picture
 
 MS = 10**6
@@ -72,3 +74,10 @@ def test_guesses_belong_to_the_token_that_ends_after_them(late):
     assert view.timeline.columns["wasted"].tolist() == [1, 1, 1]
     assert picture(view)[1]["count"][:, 3:].tolist() == [[0, 1], [1, 1], [2, 1]]
     assert view.experts.resident.tolist() == [[False, True, False, False], [False] * 4], "a wasted guess never was in"
+
+
+def test_the_layer_that_faults_most_is_named():
+    view = RunView.of(told())
+    assert performance(view)["most faults"] == "layer 1: 2 (100.0 %)"
+    assert performance(RunView(2, 4, 1))["most faults"] is None
+    assert ">faults</text>" in experts_panel(view) and ">2</text>" in experts_panel(view)

@@ -14,8 +14,8 @@ class Board {
     this.caption = h("div", {class: "cl-caption"}, h("b", null, "Colibri Lab"), h("span"));
     this.panels = [];
     const make = (panel) => { this.panels.push(panel); return panel; };
-    this.token = make(new TokenPanel(this));
-    if (only) this.root.append(this.banner, this.trouble, make(this.alone(only)).node, ...(only === "text" ? [this.token.node] : []));
+    if (!only || only === "text") this.token = make(new TokenPanel(this));
+    if (only) this.root.append(this.banner, this.trouble, make(this.alone(only)).node, ...(this.token ? [this.token.node] : []));
     else {
       const [travel, experts, time, controls] = [make(new TravelBar(this)), make(new ExpertsPanel(this)), make(new TimePanel(this)), make(new ControlsPanel(this))];
       const [prose, slots, latency] = [make(new ProsePanel(this)), make(new SlotsPanel(this)), make(new LatencyPanel(this))];
