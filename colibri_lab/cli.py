@@ -11,24 +11,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from . import terminal
+from . import cli_lab, terminal
 from .errors import ConfigError, PagerError, RequestError, RouterError
+from .options import WRONG_INPUT, ConfigFile, Model, Set, configured, fail, info, wrong
 from .performance import facts, performance, performance_line
 from .planning.boards import BOARDS
 
 app = typer.Typer(name="colibri-lab", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-WRONG_INPUT, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="config.yaml")]
-Model = Annotated[
-    Path | None, typer.Option("--model", help="model folder or .colibri file; neither: the embedded model")
-]
 Prompt = Annotated[str, typer.Option("--prompt", help="the prompt; - reads it from stdin")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="any key of config.yaml, as key=value; may be repeated")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="most tokens to generate")]
 Temperature = Annotated[float, typer.Option(help="0: always the most probable token")]
 TopK = Annotated[int, typer.Option(help="choose among the k most probable; 0: all")]
@@ -75,7 +71,7 @@ def trace(
             _generate(engine, _prompt(prompt), sampling, as_json=False)
         finally:
             recorder.close()
-    _info("trace", str(out))
+    info("trace", str(out))
 
 
 @app.command()
@@ -99,7 +95,7 @@ def convert(
         progress=True,
         overwrite=overwrite,
     )
-    _info("done", str(made))
+    info("done", str(made))
 
 
 @app.command()
@@ -137,60 +133,15 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(run(context.args) or 0)
 
 
-@app.command()
-def lab(notebook: Annotated[Path | None, typer.Argument(help="notebook to open; none: the quickstart")] = None) -> None:
-    """Open JupyterLab on the quickstart, on loopback; it asks nobody outside for news or newer versions."""
-    import importlib.util
-    import os
-    import subprocess
-
-    if importlib.util.find_spec("jupyterlab") is None:
-        _fail("JupyterLab is not installed; pip install jupyterlab")
-    quickstart = Path(__file__).resolve().parent.parent / "notebooks" / "00_quickstart.ipynb"
-    chosen = notebook or (quickstart if quickstart.exists() else None)
-    if notebook is not None and not notebook.exists():
-        _fail(f"{notebook}: no such notebook")
-    if chosen is None:
-        _info("lab", "notebooks/ is not part of an installed package: opening JupyterLab in this folder")
-    command = [sys.executable, "-m", "jupyterlab", "--LabApp.news_url=None"]
-    command.append("--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate")
-    if hasattr(os, "geteuid") and os.geteuid() == 0:  # JupyterLab refuses root unless told; in a container one often is
-        command.append("--allow-root")
-    raise typer.Exit(subprocess.call([*command, *([str(chosen)] if chosen else [])]))
-
-
-@app.command()
-def board(
-    config: ConfigFile = None, model: Model = None, settings: Set = None,
-    replay: Annotated[Path | None, typer.Option(help="a recorded run instead of a model")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="of the page, on loopback")] = 8866,
-    browser: Annotated[bool, typer.Option(help="open the page")] = True,
-    dark: Annotated[bool, typer.Option("--dark", help="light text on a dark page")] = False,
-) -> None:  # fmt: skip
-    """Show the board as a page of its own, without cells; each page that is opened loads an engine of its own."""
-    from . import page
-    from .telemetry import replay as read
-
-    if replay is not None:
-        if config or model or settings:
-            raise ConfigError("--replay: a recorded run has no model and takes no settings")
-        read(replay)  # what is wrong with it is said here, not on the page
-        book = page.notebook(replay, {}, recorded=True)
-    else:
-        chosen, given = _chosen(config, model, settings)
-        named = {name: str(v) if isinstance(v, Path) else v for name, v in given.items()}
-        source = config or Path(named.pop("model_path", chosen.model_path))
-        book = page.notebook(source, named)
-    raise typer.Exit(page.serve(book, port, browser, dark))
+cli_lab.add(app)
 
 
 def _later(name: str, what: str) -> None:
     @app.command(name, context_settings=PASS_ON, help=f"{what} (not available yet)")
     def refuse(context: typer.Context) -> None:
-        _fail(f"{name}: not available yet")
+        fail(f"{name}: not available yet")
 
 
-_later("doctor", "Check this machine's set-up.")
 _later("serve", "Serve a model over HTTP.")
 
 
@@ -206,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except (ConfigError, ModelError, RequestError, RouterError, PagerError, KernelError, TraceError) as error:
-        return _error(str(error))
+        return wrong(str(error))
     except typer.Exit as end:
         return int(end.exit_code)
     except (BrokenPipeError, SystemExit) as end:  # the parser turns the first into the second
@@ -217,12 +168,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except OSError as error:  # of a file or folder that was named
-        return _error(f"{error.filename or 'system'}: {error.strerror or error}")
+        return wrong(f"{error.filename or 'system'}: {error.strerror or error}")
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             return WRONG_INPUT  # the help was shown
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error of the command-line parser
-            return _error(error.format_message())
+            return wrong(error.format_message())
         raise
 
 
@@ -244,7 +195,7 @@ def _generate(engine: Any, prompt: str, sampling: dict[str, Any], as_json: bool)
             sys.stdout.write("\n")
             sys.stdout.flush()
         result = performance(begin, times, latencies, engine.counters())
-        _info("done", performance_line(result, before))
+        info("done", performance_line(result, before))
     if as_json:
         sys.stdout.write(json.dumps({"text": "".join(text), **result}, allow_nan=False) + "\n")
 
@@ -254,55 +205,13 @@ def _engine(config: Path | None, model: Path | None, settings: list[str] | None)
     """The engine that the options describe, with its facts on stderr."""
     from .engine import Engine
 
-    with Engine.load(_chosen(config, model, settings)[0]) as engine:
+    with Engine.load(configured(config, model, settings)[0]) as engine:
         for what, fact in facts(engine.describe(), engine.settings):
-            _info(what, fact)
+            info(what, fact)
         yield engine
-
-
-def _chosen(config: Path | None, model: Path | None, settings: list[str] | None) -> tuple[Any, dict[str, Any]]:
-    """(the Config that the options describe, what they set beside the file)."""
-    from .config import Config
-    from .paths import embedded_model
-    from .yamlfile import parse_mapping
-
-    overrides: dict[str, Any] = {}
-    for setting in settings or ():
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {setting}: must be key=value")
-        overrides[name.strip()] = parse_mapping(f"value: {value}".encode(errors="replace"), f"--set {name}").get(
-            "value"
-        )
-    if model is not None:
-        if "model_path" in overrides:
-            raise ConfigError("--set model_path: the model is named by --model already; give one of the two")
-        overrides["model_path"] = model
-    if config is not None:
-        chosen = Config.from_yaml(config, **overrides)  # whatever the file's name ends in
-        if chosen.model_path is None:
-            raise ConfigError(f"{config}: model_path: names no model; name one there, or with --model")
-    else:
-        chosen = Config.make({"model_path": embedded_model()} | overrides)
-    return chosen, overrides
 
 
 def _prompt(text: str) -> str:
     if text == "-":
         text = sys.stdin.read()
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _info(what: str, fact: str) -> None:
-    sys.stderr.write(f"INFO  {what:8}{fact}\n")
-    sys.stderr.flush()
-
-
-def _error(message: str) -> int:
-    sys.stderr.write(f"colibri-lab: error: {message}\n")
-    return WRONG_INPUT
-
-
-def _fail(message: str) -> NoReturn:
-    _error(message)
-    raise typer.Exit(WRONG_INPUT)
