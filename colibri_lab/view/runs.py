@@ -161,7 +161,9 @@ class Meter:
             self.first = max(self.first, value["sequence"])
 
     def _track(self, sequence: int) -> _Track:
-        return self._tracks.setdefault(sequence, _Track())
+        if sequence not in self._tracks:
+            self._tracks[sequence] = _Track()
+        return self._tracks[sequence]
 
     def _begin(self, start: int, gauges: Gauges) -> None:
         """The newest sample from before the run; samples may come before or after the run's start does."""

@@ -17,19 +17,24 @@ class Tuner(Still):
         """about: engine.describe(), for the range of the expert budget; write(key, value): how a setting is written."""
         self._settings, self._about, self._write = settings, about, write
         self._schema: dict[str, dict[str, Any]] = Config.model_json_schema()["properties"]
+        self._live = [name for name, facts in self._schema.items() if facts["live"]]
+        self._told: tuple[tuple[Any, ...], dict[str, str]] = ((), {})
         self.wrong: dict[str, str] = {}
 
     def described(self) -> dict[str, Any]:
         """For the board, once: live keys with unit, default, range, options and help; the others with their values."""
-        live = [self._field(name, facts) for name, facts in self._schema.items() if facts["live"]]
+        live = [self._field(name, self._schema[name]) for name in self._live]
         return {"live": live, "fixed": [(name, self._now(name), help) for name, help in self._fixed()]}
 
     def values(self, budget: int | None = None) -> dict[str, str]:
         """Live settings as written, in words. budget: bytes for experts in force, where the setting is none."""
-        told = {name: self._now(name) for name, facts in self._schema.items() if facts["live"]}
-        if budget is not None:
-            told["expert_cache_bytes"] = size(budget)
-        return told
+        now = (budget, *(getattr(self._settings, name, None) for name in self._live))
+        if now != self._told[0]:  # asked for with every picture, and they seldom change
+            told = {name: self._now(name) for name in self._live}
+            if budget is not None:
+                told["expert_cache_bytes"] = size(budget)
+            self._told = now, told
+        return self._told[1]
 
     def write(self, name: str, text: str) -> None:
         """Takes over what a person typed or chose; empty or none is no value. Refused values go to `wrong`."""
