@@ -22,6 +22,7 @@ _WHERE = {
     "PagerError": "errors",
     "Recorder": "telemetry",
     "RequestError": "errors",
+    "Runs": "view.kept",
     "Sampler": "engine.sampling",
     "Sampling": "engine.sampling",
     "Session": "engine.session",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from colibri_lab.analysis.accesses import Accesses
 from colibri_lab.analysis.belady import belady
@@ -15,12 +15,13 @@ from colibri_lab.pager.policy import Policy
 
 @dataclass(frozen=True)
 class Counts:
-    """Experts found in memory, read, and thrown out."""
+    """Experts found in memory, read, and thrown out; by_step: the faults of each step (Belady's are not told apart)."""
 
     hits: int
     faults: int
     evictions: int
     pin_hits: int = 0  # of the hits
+    by_step: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def hit_rate(self) -> float:
@@ -43,11 +44,12 @@ def simulate(trace: Accesses, capacity: int, policy: str | Policy = "lru", room:
     chosen = make_policy(policy, trace.experts, trace.top_k)
     pins = Pins(pin_after, pin_share, (max(layers, default=0) + 1) * trace.experts) if pin_after else None
     cache = Cache(trace.experts, trace.top_k, capacity, chosen, pins, room)
-    split = Dispatcher(trace.experts, trace.top_k).split
+    split, by_step = Dispatcher(trace.experts, trace.top_k).split, []
     for i, step in enumerate(trace.steps):
-        whole = [(layer, rows, split(rows, trace.experts)[0][2]) for layer, rows in step]
+        whole, before = [(layer, rows, split(rows, trace.experts)[0][2]) for layer, rows in step], cache.faults
         cache.step(whole, bool(trace.decode and trace.decode[i]))
-    return cache.counts
+        by_step.append(cache.faults - before)
+    return replace(cache.counts, by_step=tuple(by_step))
 
 
 class Cache:

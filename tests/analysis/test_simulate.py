@@ -118,3 +118,11 @@ def test_recorded_by_a_telemetry_or_a_file(tmp_path: Path) -> None:
         small.step(t, [1], [t], [0], 1, *[0] * 9, route, route.astype("f2"), np.zeros((1, 1), np.int32))
     with pytest.raises(ValueError, match="gaps"):
         recorded(small)
+
+
+def test_faults_are_told_step_by_step() -> None:
+    trace, pager, _ = record("lfru", 40, tokens=30, max_batch_size=1)
+    counts = simulate(trace, 40, "lfru")
+    assert len(counts.by_step) == len(trace.steps) and sum(counts.by_step) == pager["faults"] > 0
+    assert counts.by_step[0] > 0, "the first step finds nothing in memory"
+    assert counts == simulate(trace, 40, "lfru") and simulate(trace, 40, "belady").by_step == ()
