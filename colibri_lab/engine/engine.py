@@ -102,8 +102,7 @@ class Engine:
         self._check_open()
         p = self._parts
         with self._one_evaluation:
-            return follow(self._stepper, self._turn.take, self._abandon, prompt_ids(p, text_or_ids(p, ids)),
-                          p.file.spec.sparse)  # fmt: skip
+            return follow(self._stepper, self._turn.take, self._abandon, prompt_ids(p, text_or_ids(p, ids)))
 
     def perplexity(self, text: str | Sequence[int]) -> float:
         """exp of the mean negative log-likelihood per token; long texts in half-overlapping windows of the context."""

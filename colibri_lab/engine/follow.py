@@ -75,9 +75,8 @@ class Followed:
 class Follower:
     """Stands in for a backend: passes calls on, and copies what the last position had before and after each."""
 
-    def __init__(self, transformer: Transformer, sparse: Sequence[bool], kv: KVPool, pager: Pager,
-                 path: Followed) -> None:  # fmt: skip
-        self._transformer, self._sparse, self._kv, self._pager, self._path = transformer, sparse, kv, pager, path
+    def __init__(self, transformer: Transformer, kv: KVPool, pager: Pager, path: Followed) -> None:
+        self._transformer, self._kv, self._pager, self._path = transformer, kv, pager, path
         self._backend, self._last = transformer.backend, len(path.ids) - 1
 
     def __enter__(self) -> None:
@@ -95,8 +94,6 @@ class Follower:
         self._backend.attn_router(layer, n, at)
         if visit is not None:
             visit.attended, visit.ffn_in = rows.x[row].copy(), rows.ffn_in[row].copy()
-            if self._sparse[layer]:
-                visit.router_logits = rows.router_logits[row].copy()
             self._path.layers.append(visit)
 
     def expert_ffn(self, layer: int, n: int, first: int, last: int, at: int = 0) -> None:
@@ -109,8 +106,9 @@ class Follower:
         if first == 0:
             visit.places = kv.where[rows.seat[row], layer, : self._last + 1].copy()
             visit.keys, visit.values = kv.k[visit.places], kv.v[visit.places]
-        if not self._sparse[layer]:
+        if last == 0:  # a dense layer
             return
+        visit.router_logits = rows.router_logits[row].copy()
         visit.waves.append((first, last))
         visit.experts, visit.weights = rows.experts[at : at + n].copy(), rows.weights[at : at + n].copy()
         for expert in visit.chosen.tolist():
@@ -130,9 +128,9 @@ class Follower:
         return at + found[0] if found else None
 
 
-def follow(stepper: Stepper, turn: Turn, drop: Drop, ids: Sequence[int], sparse: Sequence[bool]) -> Followed:
+def follow(stepper: Stepper, turn: Turn, drop: Drop, ids: Sequence[int]) -> Followed:
     """Run ids as `Engine.logits` does, and keep what the last of them met."""
     path = Followed(list(ids))
-    follower = Follower(stepper.transformer, sparse, stepper.kv.pool, stepper.pager, path)
+    follower = Follower(stepper.transformer, stepper.kv.pool, stepper.pager, path)
     forward(stepper, turn, drop, ids, lambda *_: None, follower)
     return path
