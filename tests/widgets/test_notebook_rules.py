@@ -38,3 +38,8 @@ def test_a_notebook_is_readable(path):
 
 def test_there_is_a_quickstart():
     assert "00_quickstart" in [path.stem for path in NOTEBOOKS]
+
+
+def test_the_readme_lists_them_all_in_order():
+    text = (NOTEBOOKS[0].parent / "README.md").read_text("utf8")
+    assert re.findall(r"^\| \[.+?\]\((\w+\.ipynb)\) \| \d+ \|", text, re.MULTILINE) == [path.name for path in NOTEBOOKS]
