@@ -40,7 +40,9 @@ class Plan:
 
 
 def run(plan: Plan) -> Result:
-    """Rates of memory and disk first, then each budget in an engine of its own."""
+    """Rates of memory and disk first, then each budget in an engine of its own. ValueError for a wrong budget."""
+    if wrong := [share for share in plan.budgets if not 2 <= share <= 100]:
+        raise ValueError(f"--budgets {wrong[0]}: per cent of all experts, 2 to 100")
     result = Result(f"plan {plan.shape.name}")
     path = make_model(plan.shape, 0)
     machine = Machine("here", 0, 1e9 * read_bandwidth(plan.threads), disk_rate(path))

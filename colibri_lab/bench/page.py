@@ -10,8 +10,8 @@ from colibri_lab.bench.result import NOISY, machine
 from colibri_lab.bench.suite import Part
 from colibri_lab.view import palette
 from colibri_lab.view.html import grid, table, words
-from colibri_lab.view.report import PAGE
-from colibri_lab.view.svg import STYLE, Box, boxes, image, panel, text
+from colibri_lab.view.report import card, document
+from colibri_lab.view.svg import Box, boxes, image, panel, text
 
 COLUMNS = ("what", "value", "unit", "peer", "peer_value", "ratio", "limit", "share")
 HEADER = ("what", "measured", "unit", "peer", "peer's", "ratio", "limit", "share")
@@ -24,13 +24,9 @@ def page(parts: Sequence[Part]) -> str:
     facts = table({name.replace("_", " "): value for name, value in machine().items()})
     listed = grid(("benchmark", "seconds", "state"), [(part.name, part.seconds, _state(part)) for part in parts])
     body = "<h1>Benchmarks</h1><p class='under'>Colibri Lab · colibri-lab bench all</p>"
-    body += f"<div class='two'>{_card('Machine', facts)}{_card('Runs', listed)}</div>"
+    body += f"<div class='two'>{card('Machine', facts)}{card('Runs', listed)}</div>"
     body += "".join(_part(part) for part in parts)
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>Colibri Lab: benchmarks</title><style>{STYLE}{PAGE}</style></head>"
-        f"<body><main class='clr'>{body}</main></body></html>\n"
-    )
+    return document("Colibri Lab: benchmarks", body)
 
 
 def _state(part: Part) -> str:
@@ -42,13 +38,13 @@ def _state(part: Part) -> str:
 def _part(part: Part) -> str:
     title = " ".join(("bench", part.name, *part.arguments))
     if part.form is None:
-        return _card(title, f"<p class='off'>{escape(part.error)}</p>")
+        return card(title, f"<p class='off'>{escape(part.error)}</p>")
     rows = part.form["rows"]
     pictures = _bars(f"{part.name}: times the peer", rows, "ratio", palette.HIT)
     pictures += _bars(f"{part.name}: share of the limit", rows, "share", palette.MEMORY)
     said = [*part.form["notes"], *(f"noisy: {reason}" for reason in part.form["reasons"])]
     notes = "".join(f"<p class='off'>{escape(note)}</p>" for note in said)
-    return pictures + _card(title, grid(HEADER, [[row[name] for name in COLUMNS] for row in rows]) + notes)
+    return pictures + card(title, grid(HEADER, [[row[name] for name in COLUMNS] for row in rows]) + notes)
 
 
 def _bars(title: str, rows: Sequence[dict[str, Any]], which: str, colour: str) -> str:
@@ -71,8 +67,3 @@ def _bars(title: str, rows: Sequence[dict[str, Any]], which: str, colour: str) -
     picture = image(1000, height, title, [boxes(colour, bars), boxes("fg", one), *marks])
     sub = "the line is 1" if len(have) == len(shown) else f"the line is 1; the first {MOST} of {len(have)}"
     return panel(title, sub, picture, [])
-
-
-def _card(title: str, body: str) -> str:
-    head = f"<div class='head' role='heading' aria-level='3'><b>{escape(title)}</b></div>"
-    return f"<section class='card'>{head}{body}</section>"

@@ -17,8 +17,8 @@ from colibri_lab.view.run import RunView
 from colibri_lab.view.system_svg import system_panel
 from colibri_lab.view.systems import SYSTEMS
 
-PAGE = "body{margin:0;padding:22px;background:#fff;color-scheme:light dark}"
-PAGE += "@media (prefers-color-scheme:dark){body{background:#111418}}.clr{margin:0 auto}"
+_PAGE = "body{margin:0;padding:22px;background:#fff;color-scheme:light dark}"
+_PAGE += "@media (prefers-color-scheme:dark){body{background:#111418}}.clr{margin:0 auto}"
 
 
 class Figure(Still):
@@ -80,20 +80,26 @@ def page(view: RunView, counters: Mapping[str, Mapping[str, Any]]) -> str:
     name, family = view.name, f"{about['family']}, " if about.get("family") else ""
     first = f"{family}{view.layers} layers of {view.n_experts} experts, top-{view.top_k}".lstrip(", ")
     head = f"<h1>{escape(name)}</h1><p class='under'>{escape(first)} · Colibri Lab report</p>"
-    cards = [_card("Performance", table(performance(view))), _card("Model and settings", table(model_facts(about)))]
+    cards = [card("Performance", table(performance(view))), card("Model and settings", table(model_facts(about)))]
     body = head + _panels(view) + f"<div class='two'>{''.join(cards)}</div>"
-    body += _card("Busiest experts", grid(("layer, expert", "share", "faults", "in memory"), busiest(view)))
+    body += card("Busiest experts", grid(("layer, expert", "share", "faults", "in memory"), busiest(view)))
     if counters:
         flat = {f"{group}.{key}": value for group, values in counters.items() for key, value in values.items()}
         body += f"<details class='card'><summary>All counters</summary>{table(flat)}</details>"
+    return document(f"{name}: Colibri Lab report", body)
+
+
+def document(title: str, body: str) -> str:
+    """A page that stands alone around an HTML fragment."""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>{escape(name)}: Colibri Lab report</title><style>{svg.STYLE}{PAGE}</style></head>"
+        f"<title>{escape(title)}</title><style>{svg.STYLE}{_PAGE}</style></head>"
         f"<body><main class='clr'>{body}</main></body></html>\n"
     )
 
 
-def _card(title: str, body: str) -> str:
+def card(title: str, body: str) -> str:
+    """A box with a heading."""
     head = f"<div class='head' role='heading' aria-level='3'><b>{escape(title)}</b></div>"
     return f"<section class='card'>{head}{body}</section>"
 
