@@ -25,7 +25,8 @@ QUICK: Mapping[str, tuple[str, ...]] = {  # arguments for a look at every part i
     "persist": ("--shape", "m0", "--tokens", "4096", "--rounds", "2"),
     "batch": ("--shape", "m0", "--batches", "1,4", "--rounds", "1"),
     "jitter": ("--shape", "embedded", "--rounds", "1", "--tokens", "24"),
-    "footprint": ("--tokens", "50",),
+    "footprint": ("--tokens", "50"),
+    "dashboard": ("--shape", "embedded", "--rounds", "3", "--block", "0.5", "--seconds", "2"),
     "plan": ("--shape", "m0", "--budgets", "50,100", "--tokens", "24", "--rounds", "2"),
 }  # fmt: skip
 
