@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import select
 import shutil
 import struct
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +38,13 @@ class Machine:
         self._process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, pass_fds=(self._memory,))
         self.isa = self._read(16).rstrip(b"\0").decode()
 
-    def call(self, *numbers: int) -> int:
-        """The kernel's result."""
+    def call(self, *numbers: int, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """The kernel's result; `meanwhile` again and again until it is there."""
         assert self._process.stdin is not None
         self._process.stdin.write(struct.pack("=6q", *numbers, *[0] * (6 - len(numbers))))
         self._process.stdin.flush()
+        while not select.select([self._process.stdout], [], [], 0.001)[0]:
+            meanwhile()
         return int(struct.unpack("=q", self._read(8))[0])
 
     def memory(self, size: int) -> U8:

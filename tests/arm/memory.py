@@ -13,7 +13,7 @@ import numpy as np
 from colibri_lab.ops import abi, checks
 from colibri_lab.ops.cpu import CpuBackend
 from colibri_lab.ops.routing import Routing, sigmoid_table
-from colibri_lab.ops.types import Binding, ExpertPages, KVPool, ModelWeights, Rows
+from colibri_lab.ops.types import ABSENT, Binding, ExpertPages, KVPool, ModelWeights, Rows
 
 from .machine import ATTN_ROUTER, BIND, EMBED, EXPERT_FFN, HEAD, SIZEOF, Machine
 
@@ -40,14 +40,14 @@ class ArmBackend(CpuBackend):
         model = abi.model(weights, kv, pages, rows, self.precision == "exact", self.threads)
         routing = next(kept for kept in model.keep if isinstance(kept, Routing))
         fixed = list(arrays((weights, model.keep, sigmoid_table())))
-        both = list(arrays((kv, pages.table, pages.waited, rows, routing)))
+        both = list(arrays((kv, pages.waited, rows, routing)))
         self._memory = Memory(self.machine, fixed, both, pages, model)
         self._bound, self.machine.bound = Binding(weights, kv, pages, rows, [model.keep]), self
 
     def _call(self, *numbers: int) -> int:
         assert self._memory is not None and self.machine.bound is self, "not bound, or another backend is now"
         self._memory.copy_in()
-        failed = self.machine.call(*numbers)
+        failed = self.machine.call(*numbers, meanwhile=self._memory.arrive)
         self._memory.copy_out()
         return failed
 
@@ -56,22 +56,20 @@ class ArmBackend(CpuBackend):
 
 
 class Memory:
-    """fixed: arrays that are copied once. both: copied before and after each call. Frames go in when the table says
-    that others are there."""
+    """fixed: arrays that are copied once. both: copied before and after each call. Pages go in as they arrive."""
 
     def __init__(self, machine: Machine, fixed: list[Array], both: list[Array], pages: ExpertPages, model: Any) -> None:
         self._places: dict[int, int] = {}  # address here -> offset in the memory
         size = 0
         structs = [model, model.keep[0]]  # the layers are an array of structs
         lengths: dict[int, int] = {c.addressof(struct): c.sizeof(struct) for struct in structs}
-        for array in (*fixed, *both, pages.frames):
+        for array in (*fixed, *both, pages.frames, pages.table):
             lengths[array.ctypes.data] = max(array.nbytes, lengths.get(array.ctypes.data, 0))
         for address, length in lengths.items():
             self._places[address] = size
             size += -(-length // 64) * 64
         self._bytes = machine.memory(size)
-        self._both, self._pages = both, pages
-        self._table: Array | None = None
+        self._both, self._pages, self._table = both, pages, np.full_like(pages.table, ABSENT)
         for array in fixed:
             self._at(array)[:] = array.reshape(-1).view(np.uint8)
         for struct in structs:
@@ -86,9 +84,15 @@ class Memory:
     def copy_in(self) -> None:
         for array in self._both:
             self._at(array)[:] = array.reshape(-1).view(np.uint8)
-        if self._table is None or not np.array_equal(self._table, self._pages.table):
-            self._at(self._pages.frames)[:] = self._pages.frames.reshape(-1).view(np.uint8)
-            self._table = self._pages.table.copy()
+        self.arrive()
+
+    def arrive(self) -> None:
+        """Frames that the table names anew, and then the table: a kernel that waits for a page finds it complete."""
+        table, frames = self._pages.table.copy(), self._pages.frames
+        for frame in table[(table != self._table) & (table >= 0)].tolist():
+            self._at(frames).reshape(frames.shape)[frame] = frames[frame]
+        self._at(self._pages.table)[:] = table.reshape(-1).view(np.uint8)
+        self._table = table
 
     def copy_out(self) -> None:
         for array in self._both:

@@ -72,3 +72,14 @@ def test_int4_under_a_budget(machine: Machine, converted: Converted, mode: str) 
             faults.append(made.counters()["pager"]["faults"])
     assert said[0] == said[1] and len(said[0]) == 40
     assert faults[0] == faults[1] > 100
+
+
+def test_pages_that_arrive_while_experts_compute(machine: Machine, converted: Converted) -> None:
+    """engine_mode async, few experts in memory: readers here fill in the page table that the core waits for."""
+    how = {"precision": "fast", "expert_cache_bytes": "1MiB"}
+    with engine(converted("int4"), **how) as made:
+        right = greedy(made, embedded.encode("The house was"), 24)
+    with emulated(converted("int4"), machine, engine_mode="async", **how) as made:
+        assert greedy(made, embedded.encode("The house was"), 24) == right
+        assert made.counters()["dispatch"]["reads_arriving"] > 100
+        assert made._parts.pager.arrays.waited[0] > 0  # on the core, for pages of this process
