@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from colibri_lab.ops import abi, checks
-from colibri_lab.ops.cpu import CpuBackend
+from colibri_lab.ops.cpu import CpuBackend, open_library
 from colibri_lab.ops.routing import Routing, sigmoid_table
-from colibri_lab.ops.types import ABSENT, Binding, ExpertPages, KVPool, ModelWeights, Rows
+from colibri_lab.ops.types import ABSENT, COMING, Binding, ExpertPages, KVPool, ModelWeights, Rows
 
 from .machine import ATTN_ROUTER, BIND, EMBED, EXPERT_FFN, HEAD, SIZEOF, Machine
 
@@ -22,11 +22,14 @@ Array = np.ndarray[Any, Any]
 
 
 class ArmBackend(CpuBackend):
-    """The CPU backend with kernels on an emulated core: checks, errors and structs are those of `CpuBackend`."""
+    """The CPU backend with kernels on an emulated core: checks, errors and structs are those of `CpuBackend`.
 
-    def __init__(self, machine: Machine, precision: str = "fast", threads: int = 1) -> None:
+    late: pages that are new since the last call come one at a time while kernels run.
+    """
+
+    def __init__(self, machine: Machine, precision: str = "fast", threads: int = 1, late: bool = False) -> None:
         self.precision, self.threads, self.isa = checks.precision(precision), threads, machine.isa
-        self.machine, self._context, self._bound = machine, None, None
+        self.machine, self._late, self._context, self._bound = machine, late, None, None
         self._memory: Memory | None = None
         for i, twin in enumerate(abi.STRUCTS):
             assert machine.call(SIZEOF, i) == c.sizeof(twin), f"{twin.__name__} has another size on this processor"
@@ -38,10 +41,11 @@ class ArmBackend(CpuBackend):
     def bind(self, weights: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:
         checks.bind(weights, kv, pages, rows)
         model = abi.model(weights, kv, pages, rows, self.precision == "exact", self.threads)
+        model.reader = None  # this process looks what has come, see Memory.arrive
         routing = next(kept for kept in model.keep if isinstance(kept, Routing))
         fixed = list(arrays((weights, model.keep, sigmoid_table())))
         both = list(arrays((kv, pages.waited, rows, routing)))
-        self._memory = Memory(self.machine, fixed, both, pages, model)
+        self._memory = Memory(self.machine, fixed, both, pages, model, self._late)
         self._bound, self.machine.bound = Binding(weights, kv, pages, rows, [model.keep]), self
 
     def _call(self, *numbers: int) -> int:
@@ -58,7 +62,8 @@ class ArmBackend(CpuBackend):
 class Memory:
     """fixed: arrays that are copied once. both: copied before and after each call. Pages go in as they arrive."""
 
-    def __init__(self, machine: Machine, fixed: list[Array], both: list[Array], pages: ExpertPages, model: Any) -> None:
+    def __init__(self, machine: Machine, fixed: list[Array], both: list[Array], pages: ExpertPages, model: Any,
+                 late: bool) -> None:  # fmt: skip
         self._places: dict[int, int] = {}  # address here -> offset in the memory
         size = 0
         structs = [model, model.keep[0]]  # the layers are an array of structs
@@ -70,6 +75,7 @@ class Memory:
             size += -(-length // 64) * 64
         self._bytes = machine.memory(size)
         self._both, self._pages, self._table = both, pages, np.full_like(pages.table, ABSENT)
+        self._late, self._poll = late, open_library()[1].colibri_reader_poll
         for array in fixed:
             self._at(array)[:] = array.reshape(-1).view(np.uint8)
         for struct in structs:
@@ -84,13 +90,21 @@ class Memory:
     def copy_in(self) -> None:
         for array in self._both:
             self._at(array)[:] = array.reshape(-1).view(np.uint8)
-        self.arrive()
+        self.arrive(0)
 
-    def arrive(self) -> None:
-        """Frames that the table names anew, and then the table: a kernel that waits for a page finds it complete."""
+    def arrive(self, most: int = 1) -> None:
+        """Frames that the table names anew, and then the table: a kernel that waits for a page finds it complete.
+
+        most: pages of a late memory; the others of these are still coming.
+        """
+        if self._pages.reader:
+            self._poll(self._pages.reader)
         table, frames = self._pages.table.copy(), self._pages.frames
-        for frame in table[(table != self._table) & (table >= 0)].tolist():
-            self._at(frames).reshape(frames.shape)[frame] = frames[frame]
+        new = np.argwhere((table != self._table) & (table >= 0))
+        for entry in map(tuple, new[: most if self._late else len(new)]):
+            self._at(frames).reshape(frames.shape)[table[entry]] = frames[table[entry]]
+        if self._late:
+            table[tuple(new[most:].T)] = COMING
         self._at(self._pages.table)[:] = table.reshape(-1).view(np.uint8)
         self._table = table
 

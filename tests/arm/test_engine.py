@@ -37,11 +37,11 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
 
 
 @contextmanager
-def emulated(path: Path, machine: Machine, **how: Any) -> Iterator[Engine]:
+def emulated(path: Path, machine: Machine, late: bool = False, **how: Any) -> Iterator[Engine]:
     """An engine whose CPU backend is the emulated one."""
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(select, "CpuBackend", lambda precision, threads: ArmBackend(machine, precision, threads))
+            patch.setattr(select, "CpuBackend", lambda *a: ArmBackend(machine, *a, late=late))
             made = stack.enter_context(engine(path, backend="cpu", **SMALL, **how))
         assert made.describe()["isa"] == machine.level
         yield made
@@ -75,11 +75,10 @@ def test_int4_under_a_budget(machine: Machine, converted: Converted, mode: str) 
 
 
 def test_pages_that_arrive_while_experts_compute(machine: Machine, converted: Converted) -> None:
-    """engine_mode async, few experts in memory: readers here fill in the page table that the core waits for."""
+    """Few experts in memory, pages one at a time: the core waits for what this process writes into its page table."""
     how = {"precision": "fast", "expert_cache_bytes": "1MiB"}
     with engine(converted("int4"), **how) as made:
         right = greedy(made, embedded.encode("The house was"), 24)
-    with emulated(converted("int4"), machine, engine_mode="async", **how) as made:
+    with emulated(converted("int4"), machine, late=True, engine_mode="async", **how) as made:
         assert greedy(made, embedded.encode("The house was"), 24) == right
-        assert made.counters()["dispatch"]["reads_arriving"] > 100
-        assert made._parts.pager.arrays.waited[0] > 0  # on the core, for pages of this process
+        assert made._parts.pager.arrays.waited[0] > 1e6  # nanoseconds, as the core saw it
