@@ -89,6 +89,7 @@ class Board(anywidget.AnyWidget):
         self._alone: dict[str, Panel] = {}
         self._next: RunView | None = None
         self._held: RunView | None = None
+        self._moments: State = self.moments  # told, and sent with the next picture
         self._feed, self._state, self._act = feed, state, act
         self._aside, self._watched = aside, -_WATCHED_S
         self._frames = frames
@@ -150,7 +151,7 @@ class Board(anywidget.AnyWidget):
         with self._lock:
             new, state = self._feed(), self._state()
             self.tuned = state.pop("tuned", self.tuned)  # sent when it changes, not with each frame
-            moments = state.pop("moments", self.moments)
+            self._moments = state.pop("moments", self._moments)
             if self._aside is not None and time.monotonic() - self._watched < _WATCHED_S:
                 self._aside()
             if self._next is not None:
@@ -158,7 +159,7 @@ class Board(anywidget.AnyWidget):
                 self.view, self._next, self._again = self._next, None, True
             if self._trouble and not state.get("error"):
                 state["error"] = self._trouble
-            same = state == self._said and moments == self.moments
+            same = state == self._said and self._moments is self.moments
             if not new and not self._stale and not self._again and same:
                 return False
             # a picture that stands still is saved with all of its text
@@ -175,7 +176,7 @@ class Board(anywidget.AnyWidget):
             frame, last = board_frame(view, state, after)
             old = time.monotonic() - self._prose_at > _PROSE_EVERY_S and last != after
             with self.hold_sync():
-                self.frame, self.moments = frame, moments
+                self.frame, self.moments = frame, self._moments
                 for name in self._due(state["state"]):
                     setattr(self, name, block(view, name))
                 if self._stale or rests or old or sequence != self._sent[0] or view.prompt != self._prompt:

@@ -40,6 +40,7 @@ def lab():
             t += engine.step(sequence, position, phase, t) + 50_000
             if phase == Phase.DECODE:
                 engine.telemetry.text(sequence, position + 1, f" w{position}")
+                opened.board._again = True  # all of it, as for a page that was not there yet
                 opened.board.tick()
                 opened.told[opened.view.timeline.sampled - 1] = drawn(opened)
         engine.finish(sequence, 0, t)
