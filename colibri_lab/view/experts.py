@@ -9,6 +9,8 @@ from colibri_lab.trace import Batch
 from colibri_lab.view.history import History
 
 MAX_WINDOW = 1024
+FAULT, EVICT, PREFETCH = int(PageKind.FAULT), int(PageKind.EVICT), int(PageKind.PREFETCH)
+PIN, UNPIN = int(PageKind.PIN), int(PageKind.UNPIN)  # NumPy compares with plain integers ten times faster
 
 
 class ExpertView:
@@ -63,20 +65,20 @@ class ExpertView:
 
     def _take_pages(self, pages: np.ndarray) -> None:
         kind, cell = pages["kind"], pages["layer"].astype("i8") * self.experts + pages["expert"]
-        comes = (kind == PageKind.FAULT) | (kind == PageKind.PREFETCH)
+        comes = (kind == FAULT) | (kind == PREFETCH)
         later = pages["t_ns"] > self._snapshot_ns  # what a snapshot knows already changes no state
-        moves = later & (comes | (kind == PageKind.EVICT))
+        moves = later & (comes | (kind == EVICT))
         self.resident.ravel()[cell[moves]] = comes[moves]  # the last write of a cell wins, as events come in order
-        self.ahead.ravel()[cell[moves]] = kind[moves] == PageKind.PREFETCH
-        pins = later & ((kind == PageKind.PIN) | (kind == PageKind.UNPIN))
+        self.ahead.ravel()[cell[moves]] = kind[moves] == PREFETCH
+        pins = later & ((kind == PIN) | (kind == UNPIN))
         np.maximum.at(self._moved_ns, cell[moves], pages["t_ns"][moves])
         np.maximum.at(self._pinned_ns, cell[pins], pages["t_ns"][pins])
-        self.pinned.ravel()[cell[pins]] = kind[pins] == PageKind.PIN
-        faults = kind == PageKind.FAULT
+        self.pinned.ravel()[cell[pins]] = kind[pins] == PIN
+        faults = kind == FAULT
         np.add.at(self.faults.ravel(), cell[faults], 1)
         np.maximum.at(self.last_fault_ns.ravel(), cell[faults], pages["t_ns"][faults])
         self.wait_ns += int(pages["wait_ns"][faults].sum(dtype="u8"))
-        self.evictions += int((kind == PageKind.EVICT).sum())
+        self.evictions += int((kind == EVICT).sum())
 
     def snapshot(self, t_ns: int, resident: list[int], pinned: list[int]) -> None:
         """What was in memory and pinned at a moment, as layer * E + expert; later events stand, wherever they came."""

@@ -29,6 +29,7 @@ from colibri_lab.view.prose import Pieces
 from colibri_lab.view.run import RunView
 
 MAGIC, PIECES, BINS, NONE = b"CLB1", 96, 48, 255
+PREFILL = int(Phase.PREFILL)  # NumPy compares with plain integers ten times faster
 
 
 def pack(header: dict[str, Any], arrays: Arrays) -> bytes:
@@ -67,11 +68,11 @@ def strip(view: RunView, end_ms: float, columns: int = COLUMNS) -> tuple[Arrays,
     top = int(rows["stages_ns"].max(initial=0))
     unit = max(1.0, top / 1000 / 65535)
     mine = rows["sequence"] == max(view.prose.sequence, 0)
-    flag = (rows["phase"] == Phase.PREFILL) | (rows["gap"] > 0).astype("u1") << 1 | mine.astype("u1") << 2
+    flag = (rows["phase"] == PREFILL) | (rows["gap"] > 0).astype("u1") << 1 | mine.astype("u1") << 2
     counts = np.stack([rows[name] for name in ("faults", "hits", "evictions", "guessed", "wasted")], axis=1)
     arrays = {"stage": np.rint(rows["stages_ns"] / (1000 * unit)).astype("u2"), "count": smallest(counts)}
     at = np.minimum(rows["latency_ns"] * (BINS / 1e6 / end_ms), BINS - 1).astype("u1")
-    at[rows["phase"] == Phase.PREFILL] = NONE
+    at[rows["phase"] == PREFILL] = NONE
     return arrays | {"flag": flag.astype("u1"), "place": smallest(rows["position"], "u2"), "bin": at}, unit
 
 

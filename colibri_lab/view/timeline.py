@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from colibri_lab.events import PageKind, Phase, SequenceKind
 from colibri_lab.trace import Batch
 from colibri_lab.view.history import History
 
+DECODE = int(Phase.DECODE)  # NumPy compares with plain integers ten times faster
+PREFETCH, WASTE = int(PageKind.PREFETCH), int(PageKind.WASTE)
 STAGES = ("experts + dispatch", "attention + router", "I/O wait", "head", "other")
 COLUMN = np.dtype(
     [
@@ -75,7 +78,7 @@ class Timeline:
                 del known[old]
 
     def _take_rows(self, rows: np.ndarray) -> None:
-        decode = rows["phase"] == Phase.DECODE
+        decode = rows["phase"] == DECODE
         self.decoded += int(decode.sum())
         self.prompt_rows += int((~decode).sum())
         self.prompt_ns += int(rows["latency_ns"][~decode].sum())
@@ -93,7 +96,7 @@ class Timeline:
 
     def _take_guesses(self, pages: np.ndarray) -> None:
         """What became of guesses belongs to the first column that ends later; it may come before or after its event."""
-        told = pages[(pages["kind"] == PageKind.PREFETCH) | (pages["kind"] == PageKind.WASTE)]
+        told = pages[(pages["kind"] == PREFETCH) | (pages["kind"] == WASTE)]
         if len(told):
             self._guesses = np.concatenate([self._guesses, np.stack([told["t_ns"], told["kind"]], axis=1)])
         columns = self.columns
@@ -101,7 +104,7 @@ class Timeline:
             return
         at = np.searchsorted(columns["t_ns"], self._guesses[:, 0])
         there = at < len(columns)
-        for name, kind in (("guessed", PageKind.PREFETCH), ("wasted", PageKind.WASTE)):
+        for name, kind in (("guessed", PREFETCH), ("wasted", WASTE)):
             np.add.at(columns[name], at[there & (self._guesses[:, 1] == kind)], 1)
         self._guesses = self._guesses[~there]
 
@@ -141,9 +144,9 @@ class Timeline:
 
     def latency(self) -> Latency:
         if self._latency.n != self.decoded:  # a frame asks for it more than once
-            ms = self.decode_ms
-            p50, p95, p99 = np.percentile(ms, (50, 95, 99)).tolist()
-            self._latency = Latency(self.decoded, p50, p95, p99, float(ms.max()))
+            ms = np.sort(self.decode_ms)
+            p50, p95, p99 = percentiles(ms, (50, 95, 99))
+            self._latency = Latency(self.decoded, p50, p95, p99, float(ms[-1]))
         return self._latency
 
     def shares(self) -> dict[str, float]:
@@ -198,10 +201,22 @@ def stages(rows: np.ndarray) -> np.ndarray:
     for i, name in enumerate(("experts_ns", "attention_ns", "io_ns", "head_ns")):
         out[:, i] = rows[name]
     # a decoded row's latency is its step's: only its share of it is in the row's stages
-    decode = rows["phase"] == Phase.DECODE
+    decode = rows["phase"] == DECODE
     whole = np.where(decode, rows["latency_ns"] // np.maximum(rows["rows"], 1), rows["latency_ns"])
     known = out[:, :4].sum(axis=1)
     out[:, 4] = np.where(whole > known, whole - np.minimum(known, whole), 0)
+    return out
+
+
+def percentiles(ordered: np.ndarray, shares: Sequence[float]) -> list[float]:
+    """np.percentile of sorted float64 [n], n > 0, to the last bit. NumPy sorts faster than it makes partitions, and its
+    own percentile spends as much again on checks."""
+    out = []
+    for share in shares:
+        place = share / 100 * (len(ordered) - 1)
+        low = int(place)
+        a, b, t = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)]), place - low
+        out.append(a + (b - a) * t if t < 0.5 else b - (b - a) * (1 - t))
     return out
 
 

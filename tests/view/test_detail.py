@@ -11,6 +11,7 @@ from colibri_lab.view.detail import detail
 from colibri_lab.view.report import performance
 from colibri_lab.view.run import RunView
 from colibri_lab.view.svg import experts_panel
+from colibri_lab.view.timeline import percentiles
 from tests.view.whole import picture
 
 MS = 10**6
@@ -81,3 +82,9 @@ def test_the_layer_that_faults_most_is_named():
     assert performance(view)["most faults"] == "layer 1: 2 (100.0 %)"
     assert performance(RunView(2, 4, 1))["most faults"] is None
     assert ">faults</text>" in experts_panel(view) and ">2</text>" in experts_panel(view)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 100, 5000])
+def test_percentiles_are_numpy_s(n):
+    values = np.random.default_rng(n).lognormal(0, 1, n)
+    assert percentiles(np.sort(values), (0, 50, 95, 99, 100)) == np.percentile(values, (0, 50, 95, 99, 100)).tolist()
