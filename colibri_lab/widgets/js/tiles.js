@@ -30,6 +30,11 @@ class Tiles {
     if (!limit) return [value, unit];
     return bytes(limit).endsWith(unit) ? [value, `of ${bytes(limit)}`] : [`${value} ${unit}`, `of ${bytes(limit)}`];
   }
+  // where the bar's mark stands: the share of all experts that the engine may keep, or that the what-if is pointed at
+  aim(now) {
+    const at = this.board.focus, {x} = this.board.model.get("whatif") || {};
+    return at && at.kind === "budget" && x ? x[at.place] / 100 : now || null;
+  }
   draw(f) {
     const [icon, word] = STATES[f.state] || ["", f.state], of = f.max_tokens;
     this.set("state", `${icon} ${word}`, f.made !== undefined ? of ? `${whole(f.made)} of ${many(of, "token")}` : many(f.made, "token") : "", of ? f.made / of : null);
@@ -42,7 +47,7 @@ class Tiles {
     this.set("ttft", ms(f.ttft), f.prompt ? `prompt of ${many(f.prompt, "token")}` : "");
     this.set("hits", percent(f.hits), f.hits_all === null ? "" : `last 64 · run ${percent(f.hits_all)}`, f.hits);
     const total = f.total || f.budget;
-    if (f.resident_bytes !== null) this.set("memory", ...this.part(f.resident_bytes, f.budget), total ? f.resident_bytes / total : null, f.budget && total ? f.budget / total : null);
+    if (f.resident_bytes !== null) this.set("memory", ...this.part(f.resident_bytes, f.budget), total ? f.resident_bytes / total : null, total ? this.aim(f.budget / total) : null);
     else this.set("memory", whole(f.resident), `of ${whole(f.L * f.E)} experts`, f.resident / (f.L * f.E));
     if (performance.now() - this.at > 500 || f.state !== "generating") {
       this.at = performance.now();
