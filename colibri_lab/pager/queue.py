@@ -6,7 +6,9 @@ What has come is found by whoever looks: a kernel that waits for a page, or Pyth
 from __future__ import annotations
 
 import ctypes as c
+import errno
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from .frames import Frames
 from .reader import Reader
 from .transfer import land
 
-LANDED, FAILED = 3, 4  # states of a slot in kernels/cpu/reader.c; below them a read has not ended
+QUEUED, READING, LANDED, FAILED = 1, 2, 3, 4  # states of a slot in kernels/cpu/reader.c
 SECOND = 1_000_000_000
 
 
@@ -82,6 +84,7 @@ class QueueTransfer:
         self._file, self._reader, self._library = reader.file, reader, library
         self.address: int | None = address
         self._handle = c.c_void_p(address)
+        self._states: Any = []  # of the slots, as the library sees them
         self._offsets: dict[tuple[int, int], int] = {}
         self._checked: set[tuple[int, int]] = set()
         self._read, self._poll = library.colibri_reader_read, library.colibri_reader_poll
@@ -128,13 +131,18 @@ class QueueTransfer:
 
     def wait(self, run: int) -> int:
         """The same, when it has ended or after a second."""
-        return int(self._library.colibri_reader_wait(self._handle, run, SECOND))
+        if self._states[run] < LANDED:
+            self._library.colibri_reader_wait(self._handle, run, SECOND)
+        return int(self._states[run])
 
     def cancel(self, run: int) -> bool:
-        return bool(self._library.colibri_reader_cancel(self._handle, run))
+        """Whether it was called off before it began."""
+        return self._states[run] == QUEUED and bool(self._library.colibri_reader_cancel(self._handle, run))
 
     def tell(self, layer: int, expert: int, run: int) -> None:
-        self._library.colibri_reader_tell(self._handle, run, self._entries(layer, expert))
+        """The page table is told of a guess."""
+        if self.address is not None:
+            self._library.colibri_reader_tell(self._handle, run, self._entries(layer, expert))
 
     def checked(self, layer: int, expert: int) -> None:
         """Its pages need not be checked again."""
@@ -142,6 +150,8 @@ class QueueTransfer:
 
     def error(self, layer: int, expert: int, run: int) -> PagerError:
         """What a failed read met."""
+        if self.address is None:
+            return self._reader.error(layer, expert, errno.EBADF, 0)
         place = c.c_int()
         reason = self._library.colibri_reader_error(self._handle, run, c.byref(place))
         return self._reader.error(layer, expert, reason, place.value)
@@ -149,7 +159,7 @@ class QueueTransfer:
     def close(self) -> None:
         if self.address is not None:
             self.address = None
-            self._offsets.clear()
+            self._states = [FAILED] * len(self._states)  # of whatever was under way
             self._library.colibri_reader_close(self._handle)
             self._reader.close()
 
@@ -157,6 +167,8 @@ class QueueTransfer:
 
     def _begin(self, layer: int, expert: int, run: int, entries: int | None) -> QueueFlight:
         flight = QueueFlight(self, layer, expert, run)
+        if self.address is None:
+            return flight.fail(self.error(layer, expert, run))
         try:
             offset = self._offset(layer, expert)
             if (layer, expert) not in self._checked:
@@ -171,9 +183,9 @@ class QueueTransfer:
         offset = self._offsets.get((layer, expert))
         if offset is None:
             offset, size = self._file.extent(layer, expert)
-            if self.address is None or size != self._bytes:
-                why = "the file is closed" if self.address is None else f"{size} bytes, not {self._bytes}"
-                raise PagerError(f"{self._file.path}: layer {layer} expert {expert}: cannot be read: {why}")
+            if size != self._bytes:
+                where = f"{self._file.path}: layer {layer} expert {expert}"
+                raise PagerError(f"{where}: {size} bytes, where experts have {self._bytes}; convert the model again")
             self._offsets[layer, expert] = offset
         return offset
 

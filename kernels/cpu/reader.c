@@ -30,6 +30,7 @@ struct Reader {
     int64_t bytes, piece; /* of a run, of a piece of it */
     uint8_t *arena;
     Line needed, guessed;
+    int half; /* a slot of which not all pieces were taken, or -1 */
     Read *read;
     int32_t *got;           /* [slots][pieces] bytes of a piece so far */
     _Atomic int32_t *state; /* [slots] */
@@ -140,17 +141,24 @@ static void leave(Reader *r, Line *line, int slot) {
 static void advance(Reader *r) {
     Came came;
     while (disk_take(r->disk, &came)) arrive(r, &came);
+    if (r->half >= 0 && !hand_over(r, r->half)) return;
+    r->half = -1;
     while (r->reading < r->depth) {
         Line *line = r->needed.first >= 0 ? &r->needed : &r->guessed;
         int slot = line->first;
-        if (slot < 0 || !hand_over(r, slot)) break;
-        leave(r, line, slot);
+        if (slot < 0) break;
+        int done = hand_over(r, slot);
+        if (r->read[slot].begun) leave(r, line, slot);
+        if (!done) {
+            if (r->read[slot].begun) r->half = slot;
+            break;
+        }
     }
 }
 
 /* In a forked child: what was under way comes to its parent, so it is read again here. */
 static void begin_anew(Reader *r) {
-    r->process = getpid(), r->reading = 0;
+    r->process = getpid(), r->reading = 0, r->half = -1;
     r->needed = r->guessed = (Line){-1, -1};
     if (!disk_open(&r->disk, r->depth * MOST_PIECES)) r->disk = 0; /* what is asked for then fails, and says why */
     for (int s = 0; s < r->slots; s++) {
@@ -247,7 +255,7 @@ EXPORT void colibri_reader_close(Reader *r) {
 EXPORT Reader *colibri_reader_open(int fd, int depth) {
     Reader *r = calloc(1, sizeof *r);
     if (!r) return NULL;
-    r->fd = fd, r->depth = depth, r->process = getpid();
+    r->fd = fd, r->depth = depth, r->process = getpid(), r->half = -1;
     r->needed = r->guessed = (Line){-1, -1};
     pthread_mutex_init(&r->lock, NULL);
     if (disk_open(&r->disk, depth * MOST_PIECES)) return r;

@@ -74,8 +74,11 @@ def test_pages_reach_table_and_frames(file: FakeFile, piece: int | None) -> None
     made.transfer.load(flights)
     assert all(made.whole(layer, expert) for layer in range(3) for expert in range(5))
     assert all(flight.landed and flight.error is None and not flight.cancel() for flight in flights)
+    late = made.transfer.guess(0, 0, 0)
     made.transfer.close()
     made.transfer.close()
+    late.publish()
+    assert late.landed and "layer 0 expert 0: cannot be read" in str(late.error) and not late.cancel()
 
 
 def test_what_is_needed_passes_guesses_and_what_waits_can_be_called_off(file: FakeFile) -> None:
@@ -143,7 +146,9 @@ def test_a_read_that_cannot_begin_fails_as_one_that_did(file: FakeFile, monkeypa
     flight = made.transfer.guess(1, 2, 0)
     flight.publish()
     assert flight.landed and not flight.cancel()
-    with pytest.raises(PagerError, match="layer 1 expert 2: cannot be read: 196608 bytes, not 327680"):
+    with pytest.raises(
+        PagerError, match="layer 1 expert 2: 196608 bytes, where experts have 327680; convert the model again"
+    ):
         made.transfer.load([made.transfer.read(1, 2, 0)])
     monkeypatch.undo()
     os.close(made.transfer._reader._fd)
@@ -152,7 +157,7 @@ def test_a_read_that_cannot_begin_fails_as_one_that_did(file: FakeFile, monkeypa
         made.transfer.load([made.transfer.read(1, 3, 0)])
     assert (made.table[1, 3] == ABSENT).all()
     made.transfer.close()
-    with pytest.raises(PagerError, match="layer 1 expert 3: cannot be read: the file is closed"):
+    with pytest.raises(PagerError, match="layer 1 expert 3: cannot be read: Bad file descriptor"):
         made.transfer.load([made.transfer.read(1, 3, 0)])
 
 
