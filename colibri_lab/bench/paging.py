@@ -6,12 +6,16 @@ ask for the same experts in the same order, and Belady on the recorded trace is 
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from colibri_lab.analysis.accesses import Accesses, accesses
 from colibri_lab.analysis.simulate import simulate
@@ -22,6 +26,7 @@ from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import Shape
 from colibri_lab.bench.traffic import Traffic, texts, zipf_markov
 from colibri_lab.config import EVICTION, PREFETCH, several
+from colibri_lab.model.store import ModelFile
 from colibri_lab.ops.types import ABSENT
 from colibri_lab.pager.frames import Frames
 from colibri_lab.pager.reading import open_transfer
@@ -81,7 +86,10 @@ def run(folder: Path, plan: Plan, shape: Shape | None = None) -> Result:
     whole, trace, facts = _reference(traffic)
     everything = facts["experts_total_bytes"] // facts["expert_bytes"]
     rate = disk_rate(facts["path"])
-    result.add("disk, one expert a read, all readers", rate / 1e9, "GB/s")
+    asking, there = disk_delay(facts["path"])
+    result.add("disk, experts in random order", rate / 1e9, "GB/s")
+    result.add("disk, asking for one expert", 1e6 * asking, "us")
+    result.add("disk, one expert, from asking until it is there", 1e6 * there, "us")
     result.add("all experts in memory", whole.block.wall_rate, "tokens/s")
     for share in plan.budgets:
         capacity = everything * share // 100
@@ -186,28 +194,48 @@ def _run(traffic: Traffic, capacity: int, **settings: Any) -> Run:
         return Run(engine.counters()["pager"], block, said)
 
 
+class Disk:
+    """Reads experts of a model in random order, as the engine does; the first time each is checked."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = file = ModelFile.open(Path(path))
+        self._transfer, self.frames = open_transfer(file, 4, None, kernels=True), Frames(file.expert_pages, 4, 4)
+        shape = file.spec.layers, file.spec.experts, file.expert_pages
+        self._transfer.serve(self.frames, np.full(shape, ABSENT, np.int32))
+        self._sparse = [layer for layer, sparse in enumerate(file.spec.sparse) if sparse]
+        self._dice = random.Random(0)
+
+    def read(self, experts: int) -> tuple[float, float]:
+        """At most 4 at a time. Seconds until they are asked for, until they are there."""
+        begin, dice = perf_counter(), self._dice
+        flights = [
+            self._transfer.read(dice.choice(self._sparse), dice.randrange(self._file.spec.experts), run)
+            for run in range(experts)
+        ]
+        asked = perf_counter()
+        self._transfer.load(flights)
+        return asked - begin, perf_counter() - begin
+
+    def close(self) -> None:
+        self._transfer.close()
+        self._file.close()
+
+
 def disk_rate(path: str | Path, seconds: float = 1.0) -> float:
-    """Bytes a second of reading experts in random order, as the engine's readers do, some at a time."""
-    import numpy as np
-
-    from colibri_lab.model.store import ModelFile
-
-    file = ModelFile.open(Path(path))
-    transfer = open_transfer(file, 4, None, kernels=True)
-    try:
-        spec, frames = file.spec, Frames(file.expert_pages, 4, 4)
-        transfer.serve(frames, np.full((spec.layers, spec.experts, file.expert_pages), ABSENT, np.int32))
-        where = [(layer, e) for layer, sparse in enumerate(spec.sparse) if sparse for e in range(spec.experts)]
-        order, done = np.random.default_rng(0), 0
-        begin = perf_counter()
+    """Bytes a second, four experts at a time."""
+    with closing(Disk(path)) as disk:
+        done, begin = 0, perf_counter()
         while perf_counter() - begin < seconds:
-            picked = order.choice(len(where), 4, replace=False).tolist()
-            transfer.load([transfer.read(where[p][0], where[p][1], run) for run, p in enumerate(picked)])
-            done += 4 * frames.run_bytes
+            disk.read(4)
+            done += 4 * disk.frames.run_bytes
         return done / (perf_counter() - begin)
-    finally:
-        transfer.close()
-        file.close()
+
+
+def disk_delay(path: str | Path, times: int = 200) -> tuple[float, float]:
+    """Median seconds that asking for one expert takes, and until it is there."""
+    with closing(Disk(path)) as disk:
+        asked, there = zip(*(disk.read(1) for _ in range(times)), strict=True)
+    return statistics.median(asked), statistics.median(there)
 
 
 def _check(plan: Plan) -> None:

@@ -60,7 +60,7 @@ class Opened:
 
 @pytest.mark.parametrize("level", available())
 @settings(max_examples=60, deadline=None)
-@given(st.binary(max_size=200), st.integers(0, 7))
+@given(st.binary(max_size=700), st.integers(0, 17))
 def test_crc32_is_zlibs(level: str, data: bytes, skip: int) -> None:
     _, library = open_library(level)
     whole = np.frombuffer(b"x" * skip + data, np.uint8)
