@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, NotAvailable
 from ..kv.cache import KVCache
 from ..kv.persist import Persistence
 from ..kv.persist_folder import Folder
@@ -34,6 +34,8 @@ def open_persistence(config: Config, file: ModelFile, backend: Backend, kv: KVCa
         if quota is not None:
             raise ConfigError("settings: kv_cache_quota_bytes: of no folder; name one with kv_cache_persistence_path")
         return None
+    if backend.name == "sim":
+        raise NotAvailable(f"{KEY}: not available yet with backend: sim, whose keys and values stay on its device")
     token = math.prod(kv.pool.k.shape[1:]) * kv.pool.k.itemsize
     if size * token % mmap.PAGESIZE:
         step = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, token)

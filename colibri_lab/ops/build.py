@@ -71,26 +71,33 @@ def source() -> Path:
 
 def _load(level: str) -> ctypes.CDLL:
     command = [compiler(), *COMMON, *isa.FLAGS[level]]
-    name = f"cpu-{level}-{_key(command)}"
+    return library([*command, str(source())], f"cpu-{level}-{_key(command)}")
+
+
+def library(command: list[str], name: str, text: str | None = None) -> ctypes.CDLL:
+    """The cache's entry `name`, compiled by `command` (less the output) if need be; text: what it reads from stdin.
+
+    KernelError. The caller makes `name` from all that decides the result.
+    """
     try:
         folder = _own_folder(cache_dir() / "kernels")
     except OSError as error:
-        return _private(command, name, error)
+        return _private(command, name, text, error)
     entry = folder / name
-    library = _open(entry)
-    if library is not None:
-        return library
+    found = _open(entry)
+    if found is not None:
+        return found
     try:
-        return _publish(command, entry)
+        return _publish(command, entry, text)
     except OSError as error:
-        return _private(command, name, error)
+        return _private(command, name, text, error)
 
 
-def _publish(command: list[str], entry: Path) -> ctypes.CDLL:
+def _publish(command: list[str], entry: Path, text: str | None) -> ctypes.CDLL:
     """Compile beside `entry`, rename into place, load. OSError: the folder cannot be written."""
     made = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
     try:
-        _compile(command, made)
+        _compile(command, made, text)
         for _ in range(2):
             try:
                 made.rename(entry)
@@ -110,28 +117,29 @@ def _publish(command: list[str], entry: Path) -> ctypes.CDLL:
     return library
 
 
-def _private(command: list[str], name: str, why: OSError) -> ctypes.CDLL:
+def _private(command: list[str], name: str, text: str | None, why: OSError) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp(prefix="colibri-kernels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     warnings.warn(
         f"the kernel cache {cache_dir() / 'kernels'} cannot be used ({why}); compiling into {folder} for this process "
         "(COLIBRI_CACHE names another folder)",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
     (folder / name).mkdir()
-    _compile(command, folder / name)
+    _compile(command, folder / name, text)
     library = _open(folder / name)
     if library is None:
         raise KernelError(f"the kernels compiled into {folder} do not load; is that folder mounted noexec?")
     return library
 
 
-def _compile(command: list[str], folder: Path) -> None:
+def _compile(command: list[str], folder: Path, text: str | None) -> None:
     target = folder / LIBRARY
     try:
         done = subprocess.run(
-            [*command, str(source()), "-o", str(target), "-lm"],
+            [*command, "-o", str(target), "-lm"],
+            input=text,
             capture_output=True,
             text=True,
             errors="replace",
@@ -141,7 +149,7 @@ def _compile(command: list[str], folder: Path) -> None:
         raise KernelError(f"cannot run the C compiler {command[0]}: {error}") from error
     if done.returncode:
         tail = "\n".join(done.stderr.strip().splitlines()[-15:])
-        raise KernelError(f"{command[0]} could not compile the CPU kernels ({' '.join(command[1:])}):\n{tail}")
+        raise KernelError(f"{command[0]} could not compile the kernels ({' '.join(command[1:])}):\n{tail}")
     (folder / DIGEST).write_text(hashlib.sha256(target.read_bytes()).hexdigest())
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from .build import KernelError
 from .cpu import CpuBackend
+from .cuda import CudaBackend
 from .reference import ReferenceBackend
+from .simulator import SimDevice
 from .types import Backend
 
-NAMES = ("auto", "cpu", "reference")
-LATER = ("cuda", "sim")
+NAMES = ("auto", "cpu", "reference", "sim")
+LATER = ("cuda",)
 
 
 def choose_backend(name: str = "auto", precision: str = "fast", threads: int | None = None) -> tuple[Backend, str]:
     """(backend, one line saying why it and not another). threads None: all processors this process may use.
 
-    ValueError for an unknown or not yet available name; KernelError when "cpu" is asked for and cannot be compiled.
+    ValueError for an unknown or not yet available name; KernelError when "cpu" is asked for and cannot be compiled,
+    or "sim" cannot run here. "sim" is for tests: the CUDA kernels, thread by thread on the CPU, very slow.
     """
     if name in LATER:
         raise ValueError(f"backend {name!r} is not available yet; use one of {', '.join(NAMES)}")
@@ -22,6 +25,8 @@ def choose_backend(name: str = "auto", precision: str = "fast", threads: int | N
         raise ValueError(f"backend {name!r} is none of {', '.join(NAMES + LATER)}")
     if name == "reference":
         return ReferenceBackend(precision), "asked for by name"
+    if name == "sim":
+        return CudaBackend(SimDevice(), precision), "asked for by name; CUDA kernels simulated on the CPU, for tests"
     try:
         cpu = CpuBackend(precision, threads)
     except KernelError as error:

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 CONDA_NAMES: dict[str, str] = {
     "build": "python-build",
     "cupy-cuda13x": "cupy",
+    "nvidia-cuda-nvdisasm": "cuda-nvdisasm",
     "nvidia-cuda-nvrtc": "cuda-nvrtc",
     "playwright": "playwright-python",
 }

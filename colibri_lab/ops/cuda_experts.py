@@ -1,0 +1,145 @@
+"""Launches of the second half of a layer: rows grouped by expert, their networks through the page table, the sums.
+
+Picks are (row, expert) pairs, sorted by expert and then by row; a group reads its expert's weights once, finds its rows
+by index, and leaves a result a pick. The results are added row by row in ascending order of experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import checks
+from .frames import DeviceFrames
+from .launch import Kernels
+from .layout import ceil_div
+from .products import Activations, Jobs, Paged, Residents, batch_for, job_list, upload
+from .types import FFN, I32, ExpertPages, LayerWeights, ModelWeights, Rows
+
+Three = tuple[Paged, Paged, Paged]  # gate, up, down
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Experts of a wave with their frames; each pick's row and weight; each row's picks as a list from begin[r] on."""
+
+    tables: I32  # [J, pages]
+    counts: list[int]  # [J]
+    row: I32  # [P], counted from the first row
+    weight: np.ndarray[Any, Any]  # float32 [P], in the order of `order`
+    begin: I32  # [R + 1]
+    order: I32  # [P] picks, row by row
+
+
+class Experts:
+    """Room for `capacity` rows of the model's widest network."""
+
+    def __init__(self, kernels: Kernels, w: ModelWeights, pages: ExpertPages, capacity: int, residents: Residents,
+                 fast: bool) -> None:  # fmt: skip
+        self._kernels, self._w, self._residents = kernels, w, residents
+        d, sparse = kernels.device, any(layer.gate is not None for layer in w.layers)
+        most = capacity * max(w.top_k, 1)
+        sizes, widest = [], [1]
+        self.frames: DeviceFrames | None = None
+        if sparse:
+            per_expert = w.expert[2].pages
+            self.frames = DeviceFrames(d, pages, per_expert)
+            self._tables = d.empty((w.experts * per_expert,), np.int32)
+            gate, up, down = (Paged(m, self.frames.frames, self._tables, per_expert) for m in w.expert)
+            self._paged: Three = gate, up, down
+            sizes += [(most, m) for m in self._paged]
+            widest.append(most * w.expert[0].rows)
+        for layer in w.layers:
+            for network in filter(None, (layer.dense, layer.shared)):
+                sizes += [(capacity, m) for m in self._resident(network)]
+                widest.append(capacity * network.gate.layout.rows)
+        self._acts = Activations(kernels, fast, sizes)
+        self._gate, self._up, self._hidden = (d.empty((max(widest),), np.float32) for _ in range(3))
+        self._y, self._sum = d.empty((most, w.hidden), np.float32), d.empty((capacity, w.hidden), np.float32)
+        self._jobs, self._rows = d.empty((most, 4), np.int32), d.empty((most,), np.int32)
+        self._order, self._weight = d.empty((most,), np.int32), d.empty((most,), np.float32)
+        self._begin = d.empty((capacity + 1,), np.int32)
+        self._ones = upload(d, np.ones(capacity, np.float32))
+        self._each = upload(d, np.arange(max(most, capacity + 1), dtype=np.int32))  # a pick's hidden values are its own
+        self._shared_weight = d.empty((capacity,), np.float32)
+        gates = [layer.shared_gate for layer in w.layers]
+        self._shared_gates = [None if gate is None else upload(d, gate) for gate in gates]
+
+    def plan(self, layer: int, rows: Rows, some: slice, first: int, last: int) -> Picks | None:
+        """Who computes what in this wave. IndexError, or MissingPage, before anything has changed."""
+        if self._w.layers[layer].dense is not None:
+            return None
+        chosen = checks.indices(rows.experts[some], self._w.experts, "experts")
+        row, rank = np.nonzero((chosen >= first) & (chosen < last))
+        expert, weight = chosen[row, rank], rows.weights[some][row, rank]
+        sort = np.lexsort((row, expert))
+        expert, weight = expert[sort], weight[sort]
+        of: I32 = row[sort].astype(np.int32)
+        wanted, counts = np.unique(expert, return_counts=True)
+        if not len(wanted):
+            return None
+        order: I32 = np.argsort(of, kind="stable").astype(np.int32)  # stable: ascending experts within a row
+        begin: I32 = np.searchsorted(of[order], np.arange(len(chosen) + 1)).astype(np.int32)
+        assert self.frames is not None
+        tables = self.frames.tables(layer, wanted.tolist())
+        return Picks(tables, counts.tolist(), of, weight[order], begin, order)
+
+    def run(self, layer: int, picks: Picks | None, x: Any, some: slice, start: bool) -> None:
+        """Add a wave's experts of x [n, H] to the layer's sum."""
+        total = self._sum[some]
+        if start:
+            self._elementwise("clear", total.size, total)
+        if picks is None:
+            return
+        n, batch = some.stop - some.start, batch_for(picks.counts)
+        jobs = job_list(list(range(len(picks.counts))), picks.counts, batch)
+        self._put(self._tables, picks.tables.reshape(-1))
+        on_rows = Jobs(self._put(self._jobs, jobs), self._put(self._rows, picks.row), batch)
+        on_picks = Jobs(on_rows.list, self._each, batch)
+        self._network(self._paged, x, n, on_rows, on_picks, len(picks.row))
+        self._add(self._put(self._begin, picks.begin), self._put(self._order, picks.order),
+                  self._put(self._weight, picks.weight), total, n)  # fmt: skip
+
+    def finish(self, layer: int, x: Any, residual: Any, some: slice) -> None:
+        """Add the dense network or the shared expert to the sum, and the sum to the residual stream."""
+        block, n, total = self._w.layers[layer], some.stop - some.start, self._sum[some]
+        for network in filter(None, (block.dense, block.shared)):
+            jobs = self._residents.jobs(n)
+            self._network(self._resident(network), x, n, jobs, jobs, n)
+            self._add(self._each[: n + 1], self._each[:n], self._weight_of(block, network, layer, x, n), total, n)
+        self._elementwise("add_sum", total.size, residual, total)
+
+    def _weight_of(self, block: LayerWeights, network: FFN, layer: int, x: Any, n: int) -> Any:
+        if network is not block.shared or block.shared_gate is None:
+            return self._ones
+        self._kernels("shared_weight", (n, 1, 1), 32, self._shared_gates[layer], x, self._shared_weight, self._w.hidden)
+        return self._shared_weight
+
+    def _network(self, m: Three, x: Any, n: int, on_rows: Jobs, on_picks: Jobs, picks: int) -> None:
+        """self._y [picks, H] = down(silu(gate x) * up x)."""
+        gate, up, down = m
+        width = gate.layout.rows
+        self._acts.prepare(x, n, gate)
+        self._acts.product(x, gate, on_rows, self._gate)
+        self._acts.product(x, up, on_rows, self._up)
+        self._kernels("swiglu", (ceil_div(width, 256), picks, 1), 256, self._gate, self._up, self._hidden, width)
+        self._acts.prepare(self._hidden, picks, down)
+        self._acts.product(self._hidden, down, on_picks, self._y)
+
+    def _add(self, begin: Any, order: Any, weight: Any, total: Any, n: int) -> None:
+        self._kernels("add_picks", (ceil_div(self._w.hidden, 256), n, 1), 256, self._y, begin, order, weight, total,
+                      self._w.hidden)  # fmt: skip
+
+    def _elementwise(self, name: str, size: int, *arrays: Any) -> None:
+        self._kernels(name, (ceil_div(size, 256), 1, 1), 256, *arrays, size)
+
+    def _resident(self, network: FFN) -> Three:
+        gate, up, down = (self._residents.matrix(m) for m in (network.gate, network.up, network.down))
+        return gate, up, down
+
+    def _put(self, room: Any, values: np.ndarray[Any, Any]) -> Any:
+        target = room[: len(values)]
+        self._kernels.device.write(target, np.ascontiguousarray(values, room.dtype))
+        return target

@@ -1,0 +1,139 @@
+"""Matrices on a device, and rows times a matrix there: the host side of kernels/cuda/matmul.cu.
+
+Shape legend as in types.py; picks are the inputs of a product, one for each (row, expert).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .launch import BATCHES, FORMATS, Device, Kernels
+from .layout import DTYPES, PAGE, ROWS, MatrixLayout, ceil_div
+from .types import Matrix
+
+UNIT = 32  # inputs of an fp16 or fp32 matrix that a lane takes at a time
+
+
+@dataclass(frozen=True)
+class Paged:
+    """A matrix's layout and where its runs of pages are: frames uint8, tables int32 [runs, pages] of frame numbers."""
+
+    layout: MatrixLayout
+    frames: Any
+    tables: Any
+    pages: int
+
+    @property
+    def format(self) -> str:
+        return FORMATS[DTYPES.index(self.layout.dtype)]
+
+    @property
+    def group(self) -> int:
+        """Inputs that a lane of the kernel takes at a time."""
+        return self.layout.group if self.layout.quantised else UNIT
+
+    @property
+    def groups(self) -> int:
+        return ceil_div(self.layout.cols, self.group)
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """start_page, start_byte, tile_bytes, across, per_page of a kernel."""
+        m = self.layout
+        return *divmod(m.start, PAGE), m.tile_bytes, m.tiles_per_row_group, m.tiles_per_page
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Who wants which run: list int32 [J, 4] of (run, first pick, picks up to `batch`, 0); inputs int32 [picks]."""
+
+    list: Any
+    inputs: Any
+    batch: int
+
+
+def upload(device: Device, host: np.ndarray[Any, Any]) -> Any:
+    """A new array on the device."""
+    array = device.empty(host.shape, host.dtype)
+    device.write(array, np.ascontiguousarray(host))
+    return array
+
+
+def job_list(runs: list[int], counts: list[int], batch: int) -> np.ndarray[Any, Any]:
+    """int32 [J, 4]: each run's picks, one run behind the other, in jobs of at most `batch`."""
+    jobs, first = [], 0
+    for run, count in zip(runs, counts, strict=True):
+        jobs += [(run, first + at, min(batch, count - at), 0) for at in range(0, count, batch)]
+        first += count
+    return np.array(jobs, np.int32).reshape(-1, 4)
+
+
+def batch_for(counts: list[int]) -> int:
+    """Inputs a job: one alone reads its weights alone. The choice changes speed, no bit."""
+    return BATCHES[0] if max(counts, default=1) == 1 else BATCHES[-1]
+
+
+class Activations:
+    """Inputs of products as floats, and in `fast` as int8 codes with room made once for the widest."""
+
+    def __init__(self, kernels: Kernels, fast: bool, sizes: list[tuple[int, Paged]]) -> None:
+        """sizes: (most inputs, matrix) of every kind of product to come."""
+        self._kernels, self._fast = kernels, fast
+        of = [(n * m.groups * m.group, n * m.groups) for n, m in sizes if self.coded(m)]
+        codes, groups = (max((size[i] for size in of), default=0) for i in (0, 1))
+        device = kernels.device
+        self._codes, self._steps = device.empty((codes,), np.int8), device.empty((groups,), np.float32)
+        self._offsets = device.empty((groups,), np.int32)
+
+    def coded(self, m: Paged) -> bool:
+        return self._fast and m.layout.quantised
+
+    def prepare(self, x: Any, n: int, m: Paged) -> None:
+        """Make the codes of x [n, K] that products with `m` will use, where they use any."""
+        if self.coded(m):
+            shift = -8 if m.layout.dtype == "int4" else 0
+            self._kernels("quantise_rows", (ceil_div(m.groups, 4), n, 1), 128, x, self._codes, self._steps,
+                          self._offsets, m.layout.cols, m.groups, m.group, shift)  # fmt: skip
+
+    def product(self, x: Any, m: Paged, jobs: Jobs, y: Any) -> None:
+        """y [picks, N] of x [., K], which `prepare` has seen last."""
+        grid = (m.layout.row_groups, len(jobs.list), 1)
+        shared = 4 * jobs.batch * ROWS * 4  # warps, inputs, rows, bytes
+        where = (m.frames, m.tables, jobs.list, jobs.inputs)
+        tiles = (m.groups, m.group, m.pages, *m.place, m.layout.tile_cols // m.group)
+        if self.coded(m):
+            self._kernels(f"matmul_fast<{m.format}, {jobs.batch}>", grid, 128, *where, self._codes, self._steps,
+                          self._offsets, y, m.layout.rows, *tiles, shared=shared)  # fmt: skip
+        else:
+            self._kernels(f"matmul_exact<{m.format}, {jobs.batch}>", grid, 128, *where, x, y, m.layout.rows,
+                          m.layout.cols, *tiles, shared=shared)  # fmt: skip
+
+
+class Residents:
+    """The model's own matrices on the device, each in whole pages; and jobs of one run for any number of rows."""
+
+    def __init__(self, device: Device, capacity: int) -> None:
+        self._device = device
+        self._made: dict[int, Paged] = {}
+        self._jobs: dict[int, Jobs] = {}
+        self.rows = upload(device, np.arange(capacity, dtype=np.int32))
+
+    def matrix(self, m: Matrix) -> Paged:
+        """Uploaded once."""
+        if id(m) not in self._made:
+            pages = m.layout.pages
+            frames = np.zeros(pages * PAGE, np.uint8)
+            frames[: m.layout.end] = m.data.reshape(-1)[: m.layout.end]
+            table = upload(self._device, np.arange(pages, dtype=np.int32))
+            self._made[id(m)] = Paged(m.layout, upload(self._device, frames), table, pages)
+        return self._made[id(m)]
+
+    def jobs(self, n: int) -> Jobs:
+        """Inputs 0 to n of a resident matrix."""
+        if n not in self._jobs:
+            batch = batch_for([n])
+            self._jobs[n] = Jobs(upload(self._device, job_list([0], [n], batch)), self.rows, batch)
+        return self._jobs[n]

@@ -1,0 +1,1 @@
+"""The CUDA kernels without a GPU: their text on the simulator, against the reference."""
