@@ -61,6 +61,10 @@ def _costs(plan: Plan, page: Frontend, result: Result) -> None:
         result.notes.append(f"{name}: {rate:.1f} updates/s, {board.frames} frames arrived; {parts}")
         if rate < 0.8 * plan.hz:
             result.reasons.append(f"{name}: {rate:.1f} updates a second where {plan.hz:g} were asked for")
+    back = page.run(f"bench.travel({plan.seconds})")
+    for what in ("step", "jump"):
+        result.add(f"a {what} on the time line ({model})", statistics.median(back[f"{what}_ms"]), "ms of CPU")
+    result.notes.append(f"time line: {back['tokens']} tokens are kept; the first look takes {back['first_ms']:.0f} ms")
     page.run("bench.close()")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +23,7 @@ from colibri_lab.widgets.dashboard import Lab, connect
 WIDE = Shape("wide", 256, 32, 64, 4, 128, 4, 2, 64)
 EVERYTHING = dict(engine_mode="async", prefetcher="next_gate", router="two_stage", router_audit=True)
 EVERYTHING |= dict(pin_after_tokens=6, kv_cache_slot_size=64, kv_cache_max_slots=2048, max_batch_size=4)
+STEPS = 32  # of the time line
 WRITTEN, DECODED, GIVEN = 150, 64, 16  # tokens of a request beside others, of one alone, of each prompt
 
 
@@ -55,6 +56,20 @@ class Bench:
             decoded, missed = lab.view.timeline.decoded - decoded, lab.view.missing
         cpu = {name: after[name] - before[name] for name in before}
         say({"seconds": took, "updates": updates, "cpu_s": cpu, "tokens_per_s": decoded / took, "missed": missed})
+
+    def travel(self, seconds: float) -> None:
+        """CPU ms of this thread to show an earlier token, picture included: steps one by one, and jumps."""
+        self.engine.settings.pace = None
+        with self._shown() as lab:
+            with self._requests(lab):
+                time.sleep(seconds)
+            first, last = lab.past.first, lab.past.last
+            begin = time.thread_time()
+            lab.seek(-1)
+            once = time.thread_time() - begin
+            steps = [_took(lab.step, -1) for _ in range(STEPS)]
+            jumps = [_took(lab.seek, first + (last - first) * (i * 7 % STEPS) // STEPS) for i in range(STEPS)]
+        say({"tokens": last - first + 1, "first_ms": 1000 * once, "step_ms": steps, "jump_ms": jumps})
 
     def block(self, board: bool, seconds: float) -> None:
         """Decode for so long in a thread of its own, with a board that is shown or without one."""
@@ -114,6 +129,12 @@ class Bench:
     def close(self) -> None:
         self.engine.close()
         say({})
+
+
+def _took(act: Callable[[int], int], number: int) -> float:
+    begin = time.thread_time()
+    act(number)
+    return 1000 * (time.thread_time() - begin)
 
 
 def spent(lab: Lab) -> dict[str, float]:

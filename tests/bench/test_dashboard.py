@@ -21,6 +21,9 @@ def test_updates_are_counted_where_they_arrive_and_decode_is_compared() -> None:
     speed = rows["decode with the board", "tokens/s"]
     assert speed.value > 0 and speed.peer == "without" and speed.ratio == pytest.approx(speed.value / speed.peer_value)
     assert rows["an update while nano decodes", "ms of CPU"].value > 0
+    for what in ("step", "jump"):
+        (took,) = (row.value for row in result.rows if row.what.startswith(f"a {what} on the time line"))
+        assert 0 < took < 1000
     assert any("frames arrived" in note and "ticker" in note for note in result.notes)
 
 
