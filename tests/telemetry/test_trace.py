@@ -121,6 +121,19 @@ def test_a_trace_of_version_1_opens(recorded, tmp_path):
     assert batch.notes == [(key, value, 0) for key, value, _ in whole.notes]
 
 
+def test_a_trace_of_version_2_opens(recorded, tmp_path):
+    lines = recorded[0].read_text(encoding="utf-8").split("\n")[:-1]
+    old = tmp_path / "old.jsonl"
+    lines[0] = lines[0].replace('"version":3', '"version":2')
+    kept = [line for line in lines if '"logprobs"' not in line]
+    old.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    source, new = replay(old), replay(recorded[0])
+    batch, whole = source.read(source.cursor()), new.read(new.cursor())
+    np.testing.assert_array_equal(batch.tokens, whole.tokens)
+    assert (batch.logprobs, len(whole.logprobs)) == ([], 60)
+    assert batch.notes == whole.notes
+
+
 def test_a_trace_cut_in_the_middle_of_a_line_replays_what_is_whole(recorded, tmp_path):
     lines = recorded[0].read_bytes().split(b"\n")
     cut = tmp_path / "cut.jsonl.part"
