@@ -23,9 +23,9 @@ class TokenPanel {
     if (!all) return;
     put(this.sub, `number ${whole(all.number)}, position ${whole(all.position)} of request ${all.sequence}`);
     put(this.node.querySelector(".cl-head b"), `Token ${JSON.stringify(all.text)}`);
-    const kinds = {"": "", "read": "cl-read-now", "read ahead": "cl-read-ahead"};
+    const kinds = {"": ["", ""], "read": ["cl-read-now", "read"], "read ahead": ["cl-read-ahead", "ahead"]};
     const layers = all.experts.map((experts, layer) => h("tr", null, h("th", {scope: "row"}, `layer ${layer}`), ...experts.map((expert, i) =>
-      h("td", {class: kinds[all.reads[layer][i]]}, `expert ${expert}`, h("i", {style: `width:${Math.round(26 * (all.weights[layer][i] || 0))}px`}), ` ${num(all.weights[layer][i])} ${all.reads[layer][i]}`))));
+      h("td", {class: kinds[all.reads[layer][i]][0]}, `expert ${expert}`, h("i", {style: `width:${Math.round(26 * (all.weights[layer][i] || 0))}px`}), ` ${num(all.weights[layer][i])} ${kinds[all.reads[layer][i]][1]}`))));
     const odds = all.best.map(([text, share]) => h("tr", {class: share === all.probability ? "on" : ""}, h("th", {scope: "row"}, JSON.stringify(text)), h("td", null, h("i", {style: `width:${Math.round(70 * share)}px`}), ` ${percent(share)}`)));
     if (all.probability !== null && !all.best.some(([, share]) => share === all.probability)) odds.push(h("tr", {class: "on"}, h("th", {scope: "row"}, JSON.stringify(all.text)), h("td", null, percent(all.probability))));
     const none = "What it was chosen from is not on record: turn telemetry_top_logprobs on (Tuner) before the run.";
