@@ -21,7 +21,9 @@ def test_a_notebook_is_readable(path):
     assert first.cell_type == "markdown"
     for words in ("You will see", "You will learn", "You need"):
         assert words in first.source
+    assert "\nNext: " in [cell for cell in book.cells if cell.cell_type == "markdown"][-1].source
     code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs for cell in code[:-1]), "what is stored is the last picture alone"
     for cell in code:
         assert len(cell.source.splitlines()) < 15
         for node in ast.walk(ast.parse(cell.source)):
