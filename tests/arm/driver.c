@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 enum { SIZEOF, BIND, EMBED, ATTN_ROUTER, EXPERT_FFN, HEAD };
-#define BASE ((uint8_t *)0x100000000000) /* the addresses in the memory begin here; memory.py has the same */
+#define BASE ((uint8_t *)0x100000000000) /* the addresses in the memory begin here; backend.py has the same */
 
 static int64_t bind_memory(Context **context, int memory, int64_t size, int64_t model) {
     static int64_t mapped;

@@ -15,8 +15,8 @@ from colibri_lab.ops.types import NonFiniteLogits
 from tests.ops.models import FORMATS, Bound, Shape, cpu, make, with_format
 from tests.ops.test_kernels import SHAPES, STEPS
 
+from .backend import ArmBackend, arrays
 from .machine import LEVELS, Machine
-from .memory import ArmBackend, arrays
 
 pytestmark = pytest.mark.arm
 MIXED = Shape(hidden=100, ffn=72, experts=6, top_k=3, shared=40, layers=3, dense=(1,), bias=True, window=6, vocab=90,
@@ -80,7 +80,7 @@ def test_routers(machine: Machine, kind: str, bits: int, normalise: bool) -> Non
 def test_waves_threads_and_neighbours(machine: Machine, precision: str) -> None:
     """Rows in any company: two threads on the emulated core, one here, and experts in waves on both."""
     shape = replace(with_format(WIDE, "int4", 32), capacity=16, positions=64)
-    rows = np.random.default_rng(5).integers(0, 530, (6, 11)).tolist()
+    rows = np.random.default_rng(5).integers(0, 530, (3, 11)).tolist()
     same(machine, shape, precision, [[(r % 3, t) for r, t in enumerate(row)] for row in rows], threads=2, waves=(2, 4))
     backend = ArmBackend(machine, precision)
     model = make(shape, 31)
