@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from tests.browser import lab
-from tests.browser.conftest import TOP
+from tests.browser.servers import TOP
 from tests.browser.test_board import ASK, IMPORT, SHOW, button, shot
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
