@@ -61,6 +61,8 @@ def _costs(plan: Plan, page: Frontend, result: Result) -> None:
         result.notes.append(f"{name}: {rate:.1f} updates/s, {board.frames} frames arrived; {parts}")
         if rate < 0.8 * plan.hz:
             result.reasons.append(f"{name}: {rate:.1f} updates a second where {plan.hz:g} were asked for")
+    alone = 1000 * page.run("bench.alone()")["cpu_s"]
+    result.add("a picture in a loop of its own, no events", alone, "ms of CPU")
     back = page.run(f"bench.travel({plan.seconds})")
     for what in ("step", "jump"):
         result.add(f"a {what} on the time line ({model})", statistics.median(back[f"{what}_ms"]), "ms of CPU")

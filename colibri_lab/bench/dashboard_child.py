@@ -57,6 +57,17 @@ class Bench:
         cpu = {name: after[name] - before[name] for name in before}
         say({"seconds": took, "updates": updates, "cpu_s": cpu, "tokens_per_s": decoded / took, "missed": missed})
 
+    def alone(self, pictures: int = 60) -> None:
+        """CPU seconds of a picture that is made and sent in a loop of its own, the engine at rest and no event new."""
+        with self._shown() as lab:
+            took = []
+            for _ in range(pictures):
+                lab.board._again = True
+                begin = time.thread_time()
+                lab.board.tick()
+                took.append(time.thread_time() - begin)
+        say({"cpu_s": sorted(took)[pictures // 2]})
+
     def travel(self, seconds: float) -> None:
         """CPU ms of this thread to show an earlier token, picture included: steps one by one, and jumps."""
         self.engine.settings.pace = None
