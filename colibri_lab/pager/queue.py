@@ -20,7 +20,7 @@ from .frames import Frames
 from .reader import Reader
 from .transfer import land
 
-QUEUED, READING, LANDED, FAILED = 1, 2, 3, 4  # states of a slot in kernels/cpu/reader.c
+QUEUED, LANDED, FAILED = 1, 3, 4  # states of a slot in kernels/cpu/reader.c
 SECOND = 1_000_000_000
 
 

@@ -78,7 +78,7 @@ static void arrival_unit(void *arg, int unit, int thread) {
     uint64_t begin = 0, now = 0, spin = reader ? ARRIVAL_LOOK_NS : ARRIVAL_SPIN_NS;
     (void)unit;
     reader_poll(reader);
-    if (!reader) sched_yield(); /* a thread that wants to begin its next piece would else wait out this one's slice, some ms */
+    if (!reader) sched_yield(); /* a reading thread that wants to go on would else wait out this one's slice, some ms */
     while (!atomic_load(&a->lost) && !find_part(a, &part)) {
         now = now_ns(CLOCK_MONOTONIC);
         if (!begin) begin = now;
