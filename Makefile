@@ -18,7 +18,7 @@ LOCKED := $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if (sys.v
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := COLIBRI_CACHE="$(CURDIR)/build/test-cache" $(PYTEST) --nbval-lax -n 2 --dist loadscope notebooks
 
-.PHONY: help env tools browser arm lab demo test test-fast test-browser test-arm test-notebooks soak test-oracle lint format bench lock wheel clean distclean
+.PHONY: help env tools browser arm lab demo test test-fast test-browser test-arm test-notebooks soak test-oracle mutants lint format bench lock wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ test-arm: env arm ## the aarch64 levels of the kernels, cross-compiled and emula
 
 test-oracle: $(ORACLE_READY) ## make the goldens afresh with transformers and compare
 	$(PYTEST) -m oracle tests/oracle
+
+mutants: env ## plant bugs in the CUDA kernels, one at a time, and see that each is found (some minutes)
+	COLIBRI_CACHE="$(CURDIR)/build/test-cache" $(BIN)/python -m tests.cuda.mutants
 
 lint: env ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

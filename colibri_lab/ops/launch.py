@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,22 +132,20 @@ def _parameter(text: str, known: dict[str, str]) -> tuple[str, np.dtype[Any], bo
     return words[-1], np.dtype(DTYPES[known.get(words[0], words[0])]), "*" in words
 
 
-@cache
-def _signature(file: str, path: Path) -> dict[str, Signature]:
-    return signatures(file)
-
-
 class Kernels:
     """Launches on one device, counted by kernel in `launches`."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.launches: dict[str, int] = {}
+        self._signatures: dict[str, Signature] = {}
 
     def __call__(self, name: str, grid: tuple[int, int, int], threads: int, *arguments: Any, shared: int = 0) -> None:
         """A grid with no blocks launches nothing. LaunchError for what the kernel's text does not take."""
         file = FILE_OF[name]
-        signature = _signature(file, kernels_dir())[name]
+        if name not in self._signatures:
+            self._signatures |= signatures(file)
+        signature = self._signatures[name]
         if not 1 <= threads <= signature.threads or threads % 32:
             raise LaunchError(f"{name}: {threads} threads, a block has whole warps and at most {signature.threads}")
         if len(arguments) != len(signature.parameters):

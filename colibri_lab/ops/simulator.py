@@ -22,6 +22,12 @@ from .launch import KERNELS, bundle
 
 FLAGS = ("-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
          "-ffp-contract=off", "-fno-strict-aliasing", "-w")  # fmt: skip
+# Each needs its runtime in the process (LD_PRELOAD), but for undefined; tests run them in children.
+SANITIZERS = {
+    "address": ("-fsanitize=address", "-O1", "-g", "-fno-omit-frame-pointer"),
+    "undefined": ("-fsanitize=undefined,float-cast-overflow", "-O1", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
+    "thread": ("-fsanitize=thread", "-O1", "-g", "-fno-omit-frame-pointer"),
+}
 ORDERS = {"forward": 0, "backward": 1, "random": 2}
 
 _lock = threading.Lock()  # a compiled file has one machine
@@ -33,16 +39,19 @@ class SimulatedFault(RuntimeError):
 
 
 class SimDevice:
-    """See launch.Device. order: of threads and blocks (ORDERS); seed: of the random one. KernelError off x86-64."""
+    """See launch.Device. order: of threads and blocks (ORDERS); seed: of the random one; sanitizer: one of SANITIZERS.
+
+    KernelError on anything but x86-64.
+    """
 
     name = "sim"
 
-    def __init__(self, order: str = "forward", seed: int = 1) -> None:
+    def __init__(self, order: str = "forward", seed: int = 1, sanitizer: str | None = None) -> None:
         if platform.machine() not in ("x86_64", "AMD64"):
             raise build.KernelError(
                 f"the simulator of CUDA kernels runs on x86-64, this machine is {platform.machine()}"
             )
-        self.order, self.seed = ORDERS[order], seed
+        self.order, self.seed, self._sanitizer = ORDERS[order], seed, sanitizer
         self._libraries: dict[str, c.CDLL] = {}
 
     def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
@@ -59,7 +68,7 @@ class SimDevice:
     def run(self, file: str, name: str, grid: tuple[int, int, int], threads: int, arguments: list[Any],
             shared: int) -> None:  # fmt: skip
         if file not in self._libraries:
-            self._libraries[file] = simulated(file)
+            self._libraries[file] = simulated(file, self._sanitizer)
         library = self._libraries[file]
         pointers = (c.c_void_p * len(arguments))()
         keep = [np.uint64(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in arguments]
@@ -93,10 +102,10 @@ def fenced(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def simulated(file: str) -> c.CDLL:
+def simulated(file: str, sanitizer: str | None = None) -> c.CDLL:
     """The library of one kernel file, out of the cache or compiled. KernelError."""
     text = wrapped(file, bundle(file, "hostsim"))
-    command = [build.compiler(), *FLAGS]
+    command = [build.compiler(), *FLAGS, *(SANITIZERS[sanitizer] if sanitizer else ())]
     version = subprocess.run([command[0], "--version"], capture_output=True, check=False).stdout
     key = hashlib.sha256("\0".join([*command, text]).encode() + version).hexdigest()[:20]
     library = build.library([*command, "-"], f"sim-{file}-{key}", text)

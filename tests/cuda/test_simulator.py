@@ -36,7 +36,6 @@ class Tried:
             self.patch.setattr(module, "KERNELS", {"tried": ("tried",)})
         self.patch.setattr(launch, "FILE_OF", {"tried": "tried"})
         self.patch.setattr(launch, "kernels_dir", lambda: self.folder)
-        launch._signature.cache_clear()
         x, out = fenced((64,), np.float32), fenced((64,), np.float32)
         x[:] = np.arange(64)
         Kernels(SimDevice(order, seed))("tried", (1, 1, 1), 64, x, out, 64, shared=shared)
@@ -45,8 +44,7 @@ class Tried:
 
 @pytest.fixture
 def tried(tmp_path: Path, top: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    yield Tried(tmp_path, top, monkeypatch)
-    launch._signature.cache_clear()
+    return Tried(tmp_path, top, monkeypatch)
 
 
 def test_a_right_kernel_passes_in_every_order(tried: Tried) -> None:

@@ -18,7 +18,7 @@
 namespace sim {
 enum Status : u8 { RUNS, AT_BARRIER, IN_WARP, DONE };
 enum Order { FORWARD, BACKWARD, RANDOM };
-enum Op : u8 { NONE, SYNC, SHUFFLE, BALLOT, ANY, ALL, ADD, MIN, MAX, AND, OR };
+enum Op : u8 { SYNC, SHUFFLE, BALLOT, ANY, ALL, ADD, MIN, MAX, AND, OR };
 
 constexpr int kMostThreads = 1024;
 constexpr size_t kStack = 128 << 10;
@@ -29,11 +29,17 @@ struct Fiber {
   char* stack;
   dim3 tid;
   Status status;
-  Op op;
   u32 lane, warp, mask;
   int source, line;
   u64 value, result;
   void *tsan, *fake;
+};
+
+// The warp operation that some lanes of a warp have come to; one at a time.
+struct Meeting {
+  u32 mask, here, gone;  // gone: lanes that have left the kernel, or never were
+  Op op;
+  int line;
 };
 
 struct Machine {
@@ -44,6 +50,7 @@ struct Machine {
   size_t home_size;
   dim3 block, threads, grid;
   int count, set, made[2], generation, warp_generation[32];
+  Meeting meetings[kMostThreads / 32];
   Order order;
   u64 random;
   bool failed;
@@ -113,6 +120,7 @@ SIM_OWN inline void entry() {
     M->body(M->arguments);
     SIM_TSAN(__tsan_release(&M->arguments);)
     M->current->status = DONE;
+    M->meetings[M->current->warp].gone |= 1u << M->current->lane;
     leave();
   }
 }

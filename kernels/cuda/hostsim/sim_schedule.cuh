@@ -1,6 +1,9 @@
 // Launches: blocks one after another, their threads in the order asked for, shared memory poisoned and fenced.
 #pragma once
 namespace sim {
+constexpr size_t kSharedPage = 4096, kSharedMap = (kMostShared + kSharedPage - 1) / kSharedPage * kSharedPage;
+constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
 // Threads at a barrier, in warp operations and at their end, when none can run: what went wrong.
 SIM_OWN inline bool stuck(int waiting, int done) {
   Fiber* one = nullptr;
@@ -40,13 +43,18 @@ SIM_OWN inline int run_warp(int warp) {
 
 SIM_OWN inline void run_block() {
   const int warps = (M->count + 31) / 32;
+  // Another block's use of this memory is no race: mapped anew, it has no past.
+  SIM_TSAN(mmap(M->shared_map, kSharedMap, PROT_READ | PROT_WRITE, MAP_FIXED | kAnonymous, -1, 0);)
   memset(M->shared, 0xff, M->shared_size);  // NaN, -1: who reads before writing gets nonsense
+  SIM_TSAN(__tsan_release(&M->home);)
   M->generation = 0;
   memset(M->warp_generation, 0, sizeof M->warp_generation);
+  memset(M->meetings, 0, sizeof M->meetings);
+  if (M->count % 32) M->meetings[warps - 1].gone = ~0u << M->count % 32;
   for (int i = 0; i < M->count; ++i) {
     Fiber* f = &M->fiber[i];
     if (i >= M->made[M->set]) make(f), M->made[M->set] = i + 1;
-    f->status = RUNS, f->op = NONE, f->warp = (u32)i / 32, f->lane = (u32)i % 32;
+    f->status = RUNS, f->warp = (u32)i / 32, f->lane = (u32)i % 32;
     f->tid = {i % M->threads.x, i / M->threads.x % M->threads.y, i / (M->threads.x * M->threads.y)};
   }
   for (;;) {
@@ -74,13 +82,12 @@ SIM_OWN inline void on_fault(int number, siginfo_t* info, void*) {
 
 // Shared memory ends at a page that cannot be touched.
 SIM_OWN inline bool share(size_t size) {
-  constexpr size_t page = 4096, most = (kMostShared + page - 1) / page * page;
   if (!M->shared_map) {
-    void* p = mmap(nullptr, most + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED || mprotect((char*)p + most, page, PROT_NONE)) return false;
+    void* p = mmap(nullptr, kSharedMap + kSharedPage, PROT_READ | PROT_WRITE, kAnonymous, -1, 0);
+    if (p == MAP_FAILED || mprotect((char*)p + kSharedMap, kSharedPage, PROT_NONE)) return false;
     M->shared_map = (char*)p;
   }
-  M->shared = M->shared_map + most - (size + 15) / 16 * 16;
+  M->shared = M->shared_map + kSharedMap - (size + 15) / 16 * 16;
   M->shared_size = size;
   return true;
 }

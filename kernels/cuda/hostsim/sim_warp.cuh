@@ -40,35 +40,29 @@ SIM_OWN inline u64 combine(Op op, const Fiber* warp, u32 mask) {
 // The last lane of `mask` to arrive computes the results of all, and they go on.
 SIM_OWN inline u64 together(Op op, u32 mask, u64 value, int source, int line) {
   Fiber *me = M->current, *warp = M->fiber + me->warp * 32;
-  const int lanes = M->count - (int)me->warp * 32;
+  Meeting* m = &M->meetings[me->warp];
   if (!(mask >> me->lane & 1)) SIM_FAIL("line %d: lane %u is not in its own mask %08x", line, me->lane, mask);
-  me->status = IN_WARP, me->op = op, me->mask = mask, me->value = value, me->source = source, me->line = line;
+  if (mask & m->gone)
+    SIM_FAIL("line %d: mask %08x names lane %d, which has left", line, mask, __builtin_ctz(mask & m->gone));
+  if (!m->here) m->op = op, m->mask = mask, m->line = line;
+  if (m->op != op || m->line != line) SIM_FAIL("divergent warp operations at lines %d and %d", line, m->line);
+  if (m->mask != mask) SIM_FAIL("line %d: masks %08x and %08x", line, mask, m->mask);
+  m->here |= 1u << me->lane;
+  me->status = IN_WARP, me->mask = mask, me->value = value, me->source = source, me->line = line;
   SIM_TSAN(int* turn = &M->warp_generation[me->warp]; char* at = (char*)turn + (*turn & 1) + 2 * M->set;
            if (op == SYNC) __tsan_release(at);)
-  bool here = true;
-  for (u32 m = mask; m; m &= m - 1) {
-    const int lane = __builtin_ctz(m);
-    const Fiber* other = &warp[lane];
-    if (lane >= lanes || other->status == DONE)
-      SIM_FAIL("line %d: mask %08x names lane %d, which has left", line, mask, lane);
-    const bool same = other->op == op && other->line == line;
-    if (other->status == IN_WARP && same && other->mask != mask)
-      SIM_FAIL("line %d: masks %08x and %08x", line, mask, other->mask);
-    if (other->status == IN_WARP && !same && (other->mask >> me->lane & 1))
-      SIM_FAIL("divergent warp operations at lines %d and %d", line, other->line);
-    here &= other->status == IN_WARP && same;
-  }
-  if (!here) {
+  if (m->here != mask) {
     leave();
   } else {
-    const u64 all = combine(op, warp, mask);
-    for (u32 m = mask; m; m &= m - 1) {
-      Fiber* f = &warp[__builtin_ctz(m)];
+    const u64 all = op == SHUFFLE ? 0 : combine(op, warp, mask);
+    for (u32 left = mask; left; left &= left - 1) {
+      Fiber* f = &warp[__builtin_ctz(left)];
       if (op == SHUFFLE && !(mask >> f->source & 1))
         SIM_FAIL("line %d: shuffle from lane %d outside mask %08x", line, f->source, mask);
       f->result = op == SHUFFLE ? warp[f->source].value : all;
       f->status = RUNS;
     }
+    m->here = 0;
     SIM_TSAN(if (op == SYNC) ++*turn;)
   }
   SIM_TSAN(if (op == SYNC) __tsan_acquire(at);)

@@ -1,0 +1,87 @@
+"""A process that runs every kernel on the simulator under one sanitizer: python -m tests.cuda.sanitized NAME [mistake].
+
+Ends with "clean"; a finding ends the process. mistake: a kernel with one planted error in place of the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from colibri_lab.ops import launch, simulator
+from colibri_lab.ops.cuda import CudaBackend
+from colibri_lab.ops.launch import FILE_OF, KERNELS, Kernels
+from colibri_lab.ops.routing import KINDS, Routing
+from colibri_lab.ops.simulator import SimDevice, fenced
+from tests.ops.models import Bound, Shape, make
+
+HEAD = """#include "common.cuh"
+__global__ void __launch_bounds__(64)
+tried(const float* __restrict__ x, float* __restrict__ out, int n) {
+"""
+# sanitizer -> what it alone is sure to see
+MISTAKES = {
+    "address": "  float a[4] = {};\n  for (int i = 0; i < n; ++i) a[i] = x[i];\n  out[threadIdx.x] = a[n / 16 - 1];\n",
+    "undefined": "  out[threadIdx.x] = (float)(1 << (n - 32 + (int)threadIdx.x));\n",
+    "thread": "  out[0] = x[threadIdx.x];\n",
+}
+SHAPES = {  # all formats of tiles and numbers, all widths of heads
+    "small": Shape(layers=1, shared=9, bias=True, qk_norm="head", tied=True),
+    "flat": Shape(dense=(1,), dtype="int8", qk_norm="flat", tied=True, kv_dtype="fp32", recent=2, sinks=1, head_dim=40),
+    "half": Shape(layers=1, dtype="fp16", group=0, tied=True, head_dim=72),
+    "single": Shape(layers=1, dtype="fp32", group=0, tied=True, head_dim=136),
+    "plain": Shape(layers=1, kv_dtype="fp32"),
+    "float": Shape(layers=1, kv_dtype="fp32", embedding="fp32", head_dim=72),
+    "wide": Shape(layers=1, kv_dtype="fp32", head_dim=136),
+    "middle": Shape(layers=1, head_dim=40),
+}
+
+
+def real(sanitizer: str) -> set[str]:
+    """Every kernel, at least once; the names of those that ran."""
+    ran: set[str] = set()
+    for name, shape in SHAPES.items():
+        for kind in KINDS if name == "small" else KINDS[:1]:
+            for precision in ("exact", "fast") if name in ("small", "flat") else ("exact",):
+                weights, pages = make(shape, 3)
+                routing = Routing.make(shape.layers, kind, audit=True)
+                backend = CudaBackend(SimDevice("random", 5, sanitizer), precision)
+                bound = Bound(backend, shape, model=(replace(weights, routing=routing), pages))
+                bound.step([(0, 3), (1, 4), (1, 7), (2, 5), (0, 9)])
+                bound.step([(0, 2)])
+                ran |= set(backend.kernels.launches)
+    return ran
+
+
+def planted(sanitizer: str) -> None:
+    """One mistake: the process should not survive it, or say what it saw."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(launch.kernels_dir() / "cuda", Path(folder) / "cuda")
+        (Path(folder) / "cuda/tried.cu").write_text(HEAD + MISTAKES[sanitizer] + "}\n")
+        KERNELS["tried"], FILE_OF["tried"] = ("tried",), "tried"
+        launch.kernels_dir = lambda: Path(folder)
+        x, out = fenced((64,), np.float32), fenced((64,), np.float32)
+        x[:] = 1
+        Kernels(SimDevice(sanitizer=sanitizer))("tried", (1, 1, 1), 64, x, out, 64)
+
+
+def main() -> None:
+    sanitizer = sys.argv[1]
+    os.environ.pop("LD_PRELOAD", None)  # the compiler need not run under it
+    assert sanitizer in simulator.SANITIZERS and os.environ["COLIBRI_CACHE"]
+    if sys.argv[2:] == ["mistake"]:
+        planted(sanitizer)
+    else:
+        left = set(FILE_OF) - real(sanitizer)
+        assert not left, f"did not run: {left}"
+    print("clean", flush=True)
+
+
+if __name__ == "__main__":
+    main()
