@@ -104,7 +104,7 @@ def plan(
     board: Annotated[str | None, typer.Option(help=f"a machine that is known: {', '.join(BOARDS)}")] = None,
     ram: Annotated[str | None, typer.Option(help="memory for the engine, as 32GB")] = None,
     dram: Annotated[str | None, typer.Option(help="rate at which processors read memory, as 60GB/s")] = None,
-    disk: Annotated[str | None, typer.Option(help="rate of the disk, as 3GB/s")] = None,
+    disk: Annotated[str | None, typer.Option(help="rate of the disk for single reads of a MiB or so, as 3GB/s")] = None,
     quantize: Annotated[str, typer.Option(help="fp32, fp16, int8 or int4")] = "int4",
     group_size: Annotated[int, typer.Option(help="inputs that share one scale: 32, 64 or 128")] = 32,
     context: Annotated[int | None, typer.Option(help="tokens of the sequence; none: 4096, or the model's most")] = None,
