@@ -42,9 +42,10 @@ def check(mutant: Mutant) -> None:
     """Every order against the reference, and the orders against each other. Raises where they differ."""
     shape = mutant.shape
     weights, pages = make(shape, 21, poison=0xFF)
-    if mutant.router == "int8_lut":  # pairs of equal experts
+    if mutant.router == "int8_lut":  # equal experts, beside each other and in one lane
         for layer in weights.layers:
             layer.gate[1::2] = layer.gate[::2]
+            layer.gate[32:64] = layer.gate[:32]
     bound = []
     for backend in (*(CudaBackend(SimDevice(o, 3), mutant.precision) for o in ("forward", "backward", "random")),
                     ReferenceBackend(mutant.precision)):  # fmt: skip
@@ -56,7 +57,7 @@ def check(mutant: Mutant) -> None:
         *got, want = (b.step(step) for b in bound)
         for one in got:
             assert np.array_equal(one, got[0]), "thread orders differ"
-        assert np.abs(got[0] - want).max() <= 2e-2 * np.abs(want).max(), "logits differ from the reference"
+        assert np.abs(got[0] - want).max() <= 1e-3 * np.abs(want).max(), "logits differ from the reference"
         for b in bound[:-1]:
             n = len(step)
             assert np.array_equal(b.rows.experts[:n], bound[-1].rows.experts[:n]), "experts differ"

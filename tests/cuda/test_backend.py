@@ -9,7 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from colibri_lab.ops.cuda import CudaBackend
-from colibri_lab.ops.reference import ReferenceBackend
+from colibri_lab.ops.launch import Kernels
+from colibri_lab.ops.layout import GROUPS
+from colibri_lab.ops.products import upload
+from colibri_lab.ops.reference import ReferenceBackend, quantise_row
 from colibri_lab.ops.routing import KINDS, Routing
 from colibri_lab.ops.simulator import SimDevice
 from colibri_lab.ops.types import MissingPage, NonFiniteLogits
@@ -55,6 +58,26 @@ def test_formats(dtype: str, group: int) -> None:
     shape = with_format(Shape(hidden=100, ffn=140, shared=36, layers=1, tied=True), dtype, group)
     for precision in ("exact", "fast"):
         compare(shape, precision, seed=2)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_codes_of_activations_are_the_references(group: int) -> None:
+    """Codes, steps and offsets to the bit: halves, zeros, tiny and huge values, NaN and infinity, a part of a group."""
+    x = (np.random.default_rng(group).standard_normal((6, 300)) * 3).astype(np.float32)
+    x[0], x[1, :40], x[2, 7], x[3, 9] = 0, 1e-38, np.nan, np.inf
+    x[4, :64] = np.arange(64, dtype=np.float32) + 0.5
+    x[4, 63] = 127
+    groups = -(-300 // group)
+    device = SimDevice("random", 2)
+    codes, steps = device.empty((6, groups * group), np.int8), device.empty((6, groups), np.float32)
+    offsets = device.empty((6, groups), np.int32)
+    grid = (-(-groups // 4), 6, 1)
+    Kernels(device)("quantise_rows", grid, 128, upload(device, x), codes, steps, offsets, 300, groups, group, -8)
+    for row, q, step, offset in zip(x, codes, steps, offsets, strict=True):
+        want_q, want_step = quantise_row(row, group)
+        assert np.array_equal(q.reshape(groups, group), want_q)
+        assert np.array_equal(step, want_step, equal_nan=True)
+        assert np.array_equal(offset, -8 * want_q.sum(axis=1))
 
 
 @pytest.mark.parametrize("order", ["backward", "random"])

@@ -59,6 +59,8 @@ struct Machine {
   void* arguments;
   char *shared_map, *shared;
   size_t shared_size;
+  char* fresh;
+  size_t fresh_left;
   pthread_t thread;
 };
 inline Machine* M = (Machine*)calloc(1, sizeof(Machine));

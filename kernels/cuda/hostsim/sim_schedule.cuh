@@ -4,6 +4,20 @@ namespace sim {
 constexpr size_t kSharedPage = 4096, kSharedMap = (kMostShared + kSharedPage - 1) / kSharedPage * kSharedPage;
 constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
+// Shared memory that no block has had before, so that a race detector sees no other block in it.
+SIM_OWN inline char* fresh(size_t size) {
+  constexpr size_t most = 1 << 30;
+  size = (size + 127) / 64 * 64;
+  if (!M->fresh || M->fresh_left < size) {
+    void* p = mmap(nullptr, most, PROT_READ | PROT_WRITE, kAnonymous, -1, 0);
+    if (p == MAP_FAILED) abort();
+    M->fresh = (char*)p, M->fresh_left = most;
+  }
+  char* mine = M->fresh;
+  M->fresh += size, M->fresh_left -= size;
+  return mine;
+}
+
 // Threads at a barrier, in warp operations and at their end, when none can run: what went wrong.
 SIM_OWN inline bool stuck(int waiting, int done) {
   Fiber* one = nullptr;
@@ -43,8 +57,7 @@ SIM_OWN inline int run_warp(int warp) {
 
 SIM_OWN inline void run_block() {
   const int warps = (M->count + 31) / 32;
-  // Another block's use of this memory is no race: mapped anew, it has no past.
-  SIM_TSAN(mmap(M->shared_map, kSharedMap, PROT_READ | PROT_WRITE, MAP_FIXED | kAnonymous, -1, 0);)
+  SIM_TSAN(M->shared = fresh(M->shared_size);)
   memset(M->shared, 0xff, M->shared_size);  // NaN, -1: who reads before writing gets nonsense
   SIM_TSAN(__tsan_release(&M->home);)
   M->generation = 0;
