@@ -30,16 +30,19 @@ def test_python_example(top: Path, tmp_path: Path) -> None:
 
 
 def test_shell_example(top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Converting and generating, with the embedded model as one's own."""
+    """Converting, generating and planning, with the embedded model as one's own."""
     lines = [line for block in blocks(top, "") for line in block.splitlines() if line.startswith("colibri-lab")]
-    assert [shlex.split(line)[1] for line in lines] == ["convert", "generate"]
+    assert [shlex.split(line)[1] for line in lines] == ["convert", "generate", "plan", "plan"]
+    shown = {}
     for line in lines:
         words = shlex.split(line.replace("path/to/model", str(top / "data/tiny-moe")))
+        words = [word.replace("path/to/config.json", str(top / "data/tiny-moe/config.json")) for word in words]
         words = [word.replace("path/to/converted", str(tmp_path / "converted")) for word in words]
         assert main([*words[1:], *(["--max-tokens", "5"] if words[1] == "generate" else [])]) == 0
-    shown = capsys.readouterr()
-    assert "5 tokens" in shown.err
-    assert "tokens/s" not in shown.out, "text alone goes to stdout"
+        shown[words[1]] = capsys.readouterr()
+    assert "5 tokens" in shown["generate"].err
+    assert "tokens/s" not in shown["generate"].out, "text alone goes to stdout"
+    assert "tokens/s" in shown["plan"].out
 
 
 def test_config_example(top: Path, tmp_path: Path) -> None:
