@@ -32,12 +32,14 @@ class PagesPart {
     if (!at || at.kind !== "expert") return {kind: "expert", layer: 0, expert: 0};
     return {kind: "expert", layer: (at.layer + dy + f.L) % f.L, expert: (at.expert + dx + f.E) % f.E};
   }
-  // what came in since the last picture glows, and fades by a third with each picture
+  // what came in since the last picture glows, and fades by a third with each picture; a picture that stands still
+  // says the same to everybody, whatever was seen before
   flash(f) {
-    const cell = f.a.cell, n = cell.length;
+    const cell = f.a.cell, n = cell.length, moves = f.state === "generating" || f.state === "replay";
     if (this.glow.length !== n) { this.glow = new Float32Array(n); this.before = null; }
-    if (this.before === cell) return;
+    if (moves && this.before === cell) return;
     for (let i = 0; i < n; i++) {
+      if (!moves) { this.glow[i] = cell[i] >> 7; continue; }
       const came = cell[i] >> 7 || (this.before && cell[i] >> 6 & 1 && !(this.before[i] >> 6 & 1));
       this.glow[i] = came ? 1 : this.glow[i] < 0.1 ? 0 : this.glow[i] * 0.67;
     }

@@ -68,7 +68,7 @@ class SlotsPanel {
     const rows = [...owners].sort((a, b) => b[1][0] - a[1][0]).map(([name, [n, own, double, base, fill]]) => [name, whole(n), whole(own), whole(double), whole(base), percent(fill / n)]);
     const [used, pool, peak, size] = f.kv;
     return {caption: `KV slots${size ? ` of ${size} tokens` : ""}: ${whole(used)} of ${whole(pool)} in use, ${whole(pool - used)} free, at most ${whole(peak)} so far`,
-      head: ["owner", "slots", "own", "of two at once", "shared base", "full"], rows: rows.slice(0, 300)};
+      head: ["owner", "slots", "own", "of two at once", "shared base", "full"], rows: rows.length ? rows.slice(0, 300) : [["nobody", "0", "0", "0", "0", "0 %"]]};
   }
   draw(f) {
     this.layout(f);
