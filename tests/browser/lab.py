@@ -100,7 +100,6 @@ def ask_kernel(server, notebook: str, expression: str) -> str:
     client.load_connection_file()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=20)
         asked = client.execute("", silent=True, user_expressions={"asked": expression})
         while (reply := client.get_shell_msg(timeout=20))["parent_header"].get("msg_id") != asked:
             continue
