@@ -206,7 +206,7 @@ def test_click_on_a_token(board):
     last = board.locator(".cl-piece").nth(-2).inner_text()
     lab.until(lambda: last.strip() in panel.locator(".cl-head b").inner_text(), WITHIN, "another one, by keyboard")
     panel.get_by_role("button", name="Show this moment").click()
-    lab.until(lambda: "before the newest" in words(board), WITHIN, "the board goes there")
+    lab.until(lambda: words(board).startswith("token "), WITHIN, "the board goes there")
     assert f"number {number(board):,}" in panel.locator(".cl-sub").first.inner_text()
     board.locator(".cl-text").focus()
     board.keyboard.press("Escape")
