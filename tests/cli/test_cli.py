@@ -136,7 +136,10 @@ def test_a_wrong_isa_level_is_named(
 ) -> None:
     monkeypatch.setenv("COLIBRI_ISA", "sse9")
     assert main(["generate", "--model", str(model), "--prompt", "A"]) == 2
-    assert capsys.readouterr().err == "colibri-lab: error: COLIBRI_ISA: 'sse9' is none of avx512, avx2, dotprod, neon, plain\n"
+    assert (
+        capsys.readouterr().err
+        == "colibri-lab: error: COLIBRI_ISA: 'sse9' is none of avx512, avx2, dotprod, neon, plain\n"
+    )
 
 
 def test_a_config_file_by_any_name(
