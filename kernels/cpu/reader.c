@@ -198,11 +198,14 @@ EXPORT void colibri_reader_read(Reader *r, int slot, int64_t offset, const uint3
     pthread_mutex_unlock(&r->lock);
 }
 
-/* From now on the page table is told of a guess's pages, and at once of those that are there. */
+/* A guess is needed now: it passes other guesses, and the page table is told of its pages, at once of those there. */
 EXPORT void colibri_reader_tell(Reader *r, int slot, int32_t *entries) {
     take_lock(r);
     advance(r);
+    int waits = r->state[slot] == QUEUED; /* the line that it stands in goes by its entries */
+    if (waits) leave(r, &r->guessed, slot), r->read[slot].next = -1;
     r->read[slot].entries = entries;
+    if (waits) line_up(r, slot);
     tell(r, slot, 0, r->pages, r->state[slot] == FAILED ? ABSENT : COMING);
     pthread_mutex_unlock(&r->lock);
 }

@@ -58,6 +58,15 @@ class Opened:
         )
 
 
+def one_at_a_time(file: FakeFile) -> Opened:
+    """A call lets at most one more read begin."""
+    made = Opened(file, 1)
+    for at in range(15):
+        made.transfer.load([made.transfer.read(at // 5, at % 5, 0)])  # no more checksums, which take time
+    made.table[:] = ABSENT
+    return made
+
+
 @pytest.mark.parametrize("level", available())
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=700), st.integers(0, 17))
@@ -82,11 +91,8 @@ def test_pages_reach_table_and_frames(file: FakeFile, piece: int | None) -> None
 
 
 def test_what_is_needed_passes_guesses_and_what_waits_can_be_called_off(file: FakeFile) -> None:
-    made = Opened(file, 1)  # one read at a time, and a call lets at most one more begin
+    made = one_at_a_time(file)
     transfer = made.transfer
-    for at in range(15):
-        transfer.load([transfer.read(at // 5, at % 5, 0)])  # no more checksums, which take time
-    made.table[:] = ABSENT
     first = transfer.read(0, 0, 0)
     guesses = [transfer.guess(1 + at // 5, at % 5, 5 + at) for at in range(10)]
     assert guesses[9].cancel() and guesses[9].cancel() and guesses[9].cancelled and not first.cancel()
@@ -100,6 +106,24 @@ def test_what_is_needed_passes_guesses_and_what_waits_can_be_called_off(file: Fa
         guess.publish()
     assert all(made.whole(1, expert) for expert in range(5)) and made.whole(2, 0)
     assert (made.table[2, 1:] == ABSENT).all() and not made.frames.array[11 * file.pages :].any(), "nothing was read"
+    transfer.close()
+
+
+def test_a_guess_that_is_needed_while_it_waits_passes_others_and_can_be_called_off(file: FakeFile) -> None:
+    made = one_at_a_time(file)
+    transfer = made.transfer
+    first = transfer.read(0, 0, 0)
+    guesses = [transfer.guess(1 + at // 5, at % 5, 5 + at) for at in range(10)]
+    guesses[9].publish()
+    guesses[8].publish()
+    assert guesses[8].cancel(), "nobody reads it any more"
+    again = transfer.read(0, 3, guesses[8].run)  # its frames are another's
+    guesses[9].wait()
+    assert first.landed and made.whole(2, 4) and guesses[7].cancel(), "needed before the other guesses"
+    again.wait()
+    for guess in guesses[:7]:
+        guess.wait()
+    assert made.whole(0, 3) and not made.frames.array[12 * file.pages : 13 * file.pages].any(), "and nothing more"
     transfer.close()
 
 
