@@ -35,6 +35,14 @@ def run_cell(page, index: int) -> None:
     page.keyboard.press("Control+Enter")
 
 
+def show(page) -> None:
+    """Runs the first two cells, which load an engine and show its board."""
+    for cell in (0, 1):
+        run_cell(page, cell)
+        ran(page, cell)
+    page.locator(f"{BOARD}[data-draws]").last.wait_for(timeout=20_000)
+
+
 def command(page, name: str, **arguments) -> None:
     page.evaluate("([name, args]) => window.jupyterapp.commands.execute(name, args)", [name, arguments])
 

@@ -24,10 +24,7 @@ def panels(page, server, request):
     cells = [IMPORT, SHOW, ASK.replace("900", "400"), *(f"lab.{name}" for name in NAMES)]
     cells.append("print(len(lab.text), lab.text[:3], len(lab.board._alone), lab.error)")
     lab.open_notebook(page, server, server.notebook(f"panels_{request.node.name}.ipynb", *cells))
-    for cell in (0, 1):
-        lab.run_cell(page, cell)
-        lab.ran(page, cell)
-    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    lab.show(page)
     yield page
     assert lab.foreign(page) == []
 

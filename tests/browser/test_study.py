@@ -19,10 +19,7 @@ def board(page, server, request):
     cells = [IMPORT.replace("pace=40", "pace=None"), SHOW, ASK.replace("900", "60")]
     cells += ["print(lab.runs, lab.error)", SAID, "lab.explore()"]
     lab.open_notebook(page, server, server.notebook(f"study_{request.node.name}.ipynb", *cells))
-    for cell in (0, 1):
-        lab.run_cell(page, cell)
-        lab.ran(page, cell)
-    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    lab.show(page)
     yield page
     assert lab.foreign(page) == []
 

@@ -19,16 +19,9 @@ def board(page, server, request):
     slowly = IMPORT.replace("pace=40", "pace=16")  # 900 tokens last for a minute
     page.book = server.notebook(f"{request.node.name}.ipynb", slowly, SHOW, ASK)
     lab.open_notebook(page, server, page.book)
-    show(page)
+    lab.show(page)
     yield page
     assert lab.foreign(page) == []
-
-
-def show(page):
-    for cell in (0, 1):
-        lab.run_cell(page, cell)
-        lab.ran(page, cell)
-    page.locator(f"{lab.BOARD}[data-draws]").last.wait_for(timeout=20_000)
 
 
 def test_two_tabs_show_the_same_and_both_react(board, server):
@@ -70,7 +63,7 @@ def test_a_restarted_kernel_and_the_cell_again(board):
     board.get_by_text("The kernel was restarted").wait_for(timeout=15_000)
     assert board.locator(".cl-piece").count() > 0, "the last picture stays"
     lab.kernel_idle(board)
-    show(board)
+    lab.show(board)
     assert board.locator(lab.BOARD).count() == 1 and board.locator(".cl-banner").first.is_hidden()
     assert board.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
     generate(board)

@@ -19,10 +19,7 @@ OPEN = "player = colibri_lab.replay('seen.trace')\nplayer"
 def board(page, server, request):
     cells = [IMPORT.replace("pace=40", "pace=25"), SHOW, ASK, WHERE, OPEN]
     lab.open_notebook(page, server, server.notebook(f"travel_{request.node.name}.ipynb", *cells))
-    for cell in (0, 1):
-        lab.run_cell(page, cell)
-        lab.ran(page, cell)
-    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    lab.show(page)
     yield page
     assert lab.foreign(page) == []
 
