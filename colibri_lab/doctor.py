@@ -177,12 +177,9 @@ def cache() -> Finding:
 
 def gpu(root: Path) -> Finding:
     driver = _read(root / "proc/driver/nvidia/version").partition("\n")[0]
-    cupy = next((f"{name} {v}" for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if (v := _version(name))), "")
     if not driver:
         return Finding("GPU", GOOD, "no NVIDIA driver here; the engine runs on the processor")
-    if not cupy:
-        return Finding("GPU", NOTE, f"{driver}; CuPy is not installed", "pip install 'colibri-lab[cuda]'")
-    return Finding("GPU", GOOD, f"{driver}; {cupy}")
+    return Finding("GPU", NOTE, f"{driver}; the engine runs on the processor, backend: cuda is not available yet")
 
 
 def browser() -> Finding:

@@ -94,10 +94,11 @@ def test_processor_governor_and_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     found = doctor.processor(root)
     assert found.state == NOTE and found.says.startswith("A Processor;") and "performance" in found.do
-    assert doctor.gpu(root).says == "NVRM version: NVIDIA 580; CuPy is not installed"
-    monkeypatch.setattr(doctor, "_version", lambda name: "14.0" if name == "cupy-cuda13x" else None)
-    assert doctor.gpu(root).state == GOOD and "cupy-cuda13x 14.0" in doctor.gpu(root).says
+    assert doctor.gpu(root).state == NOTE and not doctor.gpu(root).do, "nothing to install would make it run there"
+    says = "the engine runs on the processor, backend: cuda is not available yet"
+    assert doctor.gpu(root).says == f"NVRM version: NVIDIA 580; {says}"
     assert "the engine runs on the processor" in doctor.gpu(tmp_path / "nowhere").says
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
     assert doctor.versions().state == BAD and "missing: numpy" in doctor.versions().says
 
 
