@@ -19,7 +19,7 @@ class Machine:
 
 
 SYSTEM = 1e9  # bytes that a board's own system takes
-RK3588 = "RK1 benchmarks of Turing Machines: processors read 17 to 22 GB/s (LPDDR4X); disk: NVMe, PCIe 3.0 x4"
+RK3588 = "RK1 benchmarks of Turing Machines: processors read 17 to 22 GB/s (LPDDR4X); disk: NVMe, assumed"
 ORIN = "data sheets of NVIDIA: {} (peak, shared with the GPU: processors may reach less); disk: NVMe, assumed"
 
 
@@ -27,10 +27,10 @@ def _boards() -> Iterator[Machine]:
     for gigabytes in (8, 16, 32):
         yield Machine(f"rk3588-{gigabytes}gb", gigabytes * 1e9 - SYSTEM, 20e9, 2.5e9, source=RK3588)
     orins = (
-        ("orin-nano-8gb", 8, 68.0, "DS-11105-001"),
-        ("orin-nx-16gb", 16, 102.4, "DS-10712-001"),
-        ("agx-orin-32gb", 32, 204.8, "DS-10662-001"),
-        ("agx-orin-64gb", 64, 204.8, "DS-10662-001"),
+        ("orin-nano-8gb", 8, 68.0, "Jetson Orin Nano Series"),
+        ("orin-nx-16gb", 16, 102.4, "Jetson Orin NX Series, DS-10712-001"),
+        ("agx-orin-32gb", 32, 204.8, "Jetson AGX Orin Series"),
+        ("agx-orin-64gb", 64, 204.8, "Jetson AGX Orin Series"),
     )
     for name, gigabytes, dram, sheet in orins:
         yield Machine(name, gigabytes * 1e9 - SYSTEM, dram * 1e9, 3e9, source=ORIN.format(sheet))
