@@ -267,6 +267,7 @@ def test_everything_on_in_light_and_dark(page, server, request):
     ):
         page.get_by_role("tab", name=tab).click()
         lab.until(lambda words=words: words in facts.inner_text(), 2, words)
+    page.set_viewport_size({"width": 1480, "height": 2000})  # the whole board in one picture
     colours = {}
     for theme in ("Light", "Dark"):
         lab.command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
