@@ -37,16 +37,13 @@ class Ahead:
         self.issued += 1
         return True
 
-    def take(self, key: int) -> Flight | None:
-        """The flight of an expert that is asked for now; it is the caller's from here on."""
+    def take(self, key: int) -> tuple[Flight | None, bool]:
+        """The flight of an expert that is asked for now, the caller's from here on; and was it a hit, looked at once."""
         flight = self.flights.pop(key, None)
-        if flight is None:
-            return None
-        if flight.landed and flight.error is None:
-            self.hits += 1
-        else:
-            self.late += 1
-        return flight
+        hit = flight is not None and flight.landed and flight.error is None
+        self.hits += hit
+        self.late += flight is not None and not hit
+        return flight, hit
 
     def drop(self, wait: bool = False) -> bool:
         """Give up the oldest guess that can be given up now, or with `wait` the oldest of all once it has ended."""

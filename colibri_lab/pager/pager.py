@@ -178,7 +178,7 @@ class Pager(Residency):
 
     def _fly(self, ticket: Ticket, expert: int) -> Flight:
         """The read of one missing expert, from now on told to the page table."""
-        flight = self.ahead.take(ticket.layer * self.experts + expert)
+        flight, hit = self.ahead.take(ticket.layer * self.experts + expert)
         if flight is None or flight.cancel():
             if flight is None and not self.frames.free:
                 self.ahead.drop(wait=True)
@@ -188,7 +188,7 @@ class Pager(Residency):
         else:
             flight.publish()
             ticket.taken.add(expert)
-            if flight.landed:
+            if hit:
                 ticket.guessed.add(expert)
         ticket.flights[expert] = flight
         return flight

@@ -112,6 +112,31 @@ def test_a_guess_under_way_is_taken_over(file: FakeFile, monkeypatch: pytest.Mon
     pager.close()
 
 
+def test_a_guess_that_lands_while_it_is_looked_at_is_late_in_every_count(
+    file: FakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple] = []
+    pager = pager_of(file, 8, prefetch=True, on_page=lambda *event: events.append(event))
+    slow = Slow(monkeypatch)
+    pager.prefetch(1, [2])
+    flight = pager.ahead.flights[1 * file.experts + 2]
+    while not flight._turn.locked():  # nobody reads yet: then it could still be called off
+        time.sleep(0.001)
+
+    def landing(flight) -> bool:
+        slow.permits.release(4)
+        flight.wait()
+        return False
+
+    monkeypatch.setattr(type(flight), "cancel", landing)
+    pager.acquire(1, [2])
+    counters = pager.counters()
+    assert (counters["prefetch_late"], counters["faults"], counters["prefetch_hits"], counters["hits"]) == (1, 1, 0, 0)
+    assert [(e[1], e[3]) for e in events] == [(PageKind.FAULT, 2)]
+    check(pager, file)
+    pager.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("piece", [PAGE, None])
 def test_a_failed_read_is_named_when_given_back(tmp_path: Path, piece: int | None, kind: str) -> None:
