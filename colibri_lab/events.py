@@ -42,9 +42,11 @@ TOKEN = np.dtype(
         ("phase", "u1"),
         ("rows", "u2"),  # rows of the step
         ("latency_ns", "u8"),  # prefill: step time / rows; decode: the step's time
-        ("attention_ns", "u4"),  # attn_router calls
+        ("attention_ns", "u4"),  # attn_router calls without the router
+        ("router_ns", "u4"),  # logits and choice
+        ("dispatch_ns", "u4"),  # from the choice to the experts' kernel: key places, the pager's books, rows by expert
         ("io_ns", "u4"),  # waiting for expert pages
-        ("experts_ns", "u4"),  # expert_ffn calls
+        ("experts_ns", "u4"),  # expert_ffn calls without waiting and grouping
         ("head_ns", "u4"),  # head and sampling
         ("faults", "u2"),  # experts read for the step / hits / evicted; whole step, written on its last row, else 0
         ("hits", "u2"),

@@ -18,6 +18,7 @@ from colibri_lab.tracelines import BAD, LIMITS, MAX_SLOTS, check_sizes, number, 
 
 _CHUNK = 4096  # lines held as Python objects before they become arrays
 _RECORDS = {"page": PAGES, "slot": SLOT, "sequence": SEQUENCE, "token": TOKEN}
+LATER = ("router_ns", "dispatch_ns")  # fields of TOKEN that traces before version 4 did not have: 0
 _STREAM = {"token": "tokens", "page": "pages", "slot": "slots", "sequence": "sequences"}
 _STREAM |= {"text": "texts", "logprobs": "logprobs", "note": "notes", "gauge": "gauges"}
 
@@ -111,8 +112,10 @@ class _Reader:
 
     def arrays(self, kind: str, events: list[Facts], keep: bool = True) -> None:
         rows, n = np.zeros(len(events), _RECORDS[kind]), len(events)
+        unknown = LATER if self.header["version"] < 4 else ()
         for name in rows.dtype.names or ():
-            rows[name] = [event[name] for event in events]
+            if name not in unknown:
+                rows[name] = [event[name] for event in events]
         made: dict[str, Any] = {_STREAM[kind]: rows}
         if kind == "token":
             layers, k = self.header["layers"], self.header["top_k"]

@@ -67,6 +67,8 @@ class Telemetry:
         phase: Any,
         latency_ns: int,
         attention_ns: int,
+        router_ns: int,
+        dispatch_ns: int,
         io_ns: int,
         experts_ns: int,
         head_ns: int,
@@ -88,8 +90,8 @@ class Telemetry:
         if n == 1:
             one = phase if isinstance(phase, int) else int(np.ravel(phase)[0])
             self.one(
-                t_ns, int(sequence[0]), int(position[0]), int(token[0]), one, latency_ns, attention_ns, io_ns,
-                experts_ns, head_ns, faults, hits, evictions, bytes_read, route[0], weight[0],
+                t_ns, int(sequence[0]), int(position[0]), int(token[0]), one, latency_ns, attention_ns, router_ns,
+                dispatch_ns, io_ns, experts_ns, head_ns, faults, hits, evictions, bytes_read, route[0], weight[0],
                 np.asarray(slot[0]).tolist(),
             )  # fmt: skip
             return
@@ -97,8 +99,9 @@ class Telemetry:
         one_phase = np.ndim(phase) == 0
         each: Any = latency_ns // n if one_phase and phase == Phase.PREFILL else latency_ns
         self._same[0] = (
-            t_ns, 0, 0, 0, phase if one_phase else 0, n, each, min(attention_ns // n, _U4), min(io_ns // n, _U4),
-            min(experts_ns // n, _U4), min(head_ns // n, _U4), 0, 0, 0, 0,
+            t_ns, 0, 0, 0, phase if one_phase else 0, n, each, min(attention_ns // n, _U4), min(router_ns // n, _U4),
+            min(dispatch_ns // n, _U4), min(io_ns // n, _U4), min(experts_ns // n, _U4), min(head_ns // n, _U4),
+            0, 0, 0, 0,
         )  # fmt: skip
         differ = {"sequence": sequence, "position": position, "token": token}
         if not one_phase:
@@ -124,6 +127,8 @@ class Telemetry:
         phase: int,
         latency_ns: int,
         attention_ns: int,
+        router_ns: int,
+        dispatch_ns: int,
         io_ns: int,
         experts_ns: int,
         head_ns: int,
@@ -144,7 +149,8 @@ class Telemetry:
         self._tokens.hold(
             (
                 t_ns, sequence, position, token, phase, 1,
-                latency_ns, min(attention_ns, _U4), min(io_ns, _U4), min(experts_ns, _U4), min(head_ns, _U4),
+                latency_ns, min(attention_ns, _U4), min(router_ns, _U4), min(dispatch_ns, _U4), min(io_ns, _U4),
+                min(experts_ns, _U4), min(head_ns, _U4),
                 min(faults, _U2), min(hits, _U2), min(evictions, _U2), bytes_read, route, weight, slot,
             )
         )  # fmt: skip

@@ -1,10 +1,11 @@
 """A run's events as arrays: one Batch from any source, written to trace.jsonl and read back.
 
 Each line of a trace is one strict JSON object. The first is the header
-``{"e": "header", "format": "colibri-trace", "version": 3, "layers": L, "experts": E, "top_k": k, "engine": {...}}``;
+``{"e": "header", "format": "colibri-trace", "version": 4, "layers": L, "experts": E, "top_k": k, "engine": {...}}``;
 every other line is one event, its kind under "e" (token, page, slot, sequence, text, logprobs, note, dropped, names,
-gauge) and the fields of events.py beside it. "names" adds names to the columns of the gauges after it. Version 2 had no
-logprobs, version 1 neither these nor names nor gauges, and no times of notes; both are read too.
+gauge) and the fields of events.py beside it. "names" adds names to the columns of the gauges after it. Version 3 had
+the router in attention_ns and dispatch in experts_ns, version 2 no logprobs, version 1 neither these nor names nor
+gauges, and no times of notes; all are read too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from colibri_lab.events import GAUGE
 from colibri_lab.export import write
 from colibri_lab.paths import file_to_write
 
-FORMAT, VERSION = "colibri-trace", 3
+FORMAT, VERSION = "colibri-trace", 4
 STREAMS = ("tokens", "pages", "slots", "sequences", "texts", "logprobs", "notes", "gauges")
 Choice = tuple[int, str, float]  # id of a token, its text, natural log of its probability
 Facts = dict[str, Any]

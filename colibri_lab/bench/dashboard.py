@@ -8,6 +8,7 @@ from typing import Any
 
 from colibri_lab.bench.frontend import Frontend
 from colibri_lab.bench.harness import Block, interleave, percentile
+from colibri_lab.bench.pages import TAKEN_NS, touch_ns
 from colibri_lab.bench.result import Result
 
 UPDATE_MS, UPDATE_BYTES, SLOWER = 1.5, 12_000, 3.0  # bars: of one update, and per cent of decode
@@ -61,13 +62,33 @@ def _costs(plan: Plan, page: Frontend, result: Result) -> None:
         result.notes.append(f"{name}: {rate:.1f} updates/s, {board.frames} frames arrived; {parts}")
         if rate < 0.8 * plan.hz:
             result.reasons.append(f"{name}: {rate:.1f} updates a second where {plan.hz:g} were asked for")
-    alone = 1000 * page.run("bench.alone()")["cpu_s"]
-    result.add("a picture in a loop of its own, no events", alone, "ms of CPU")
+    _one_after_the_other(plan, page, result, model)
     back = page.run(f"bench.travel({plan.seconds})")
     for what in ("step", "jump"):
         result.add(f"a {what} on the time line ({model})", statistics.median(back[f"{what}_ms"]), "ms of CPU")
     result.notes.append(f"time line: {back['tokens']} tokens are kept; the first look takes {back['first_ms']:.0f} ms")
     page.run("bench.close()")
+
+
+def _one_after_the_other(plan: Plan, page: Frontend, result: Result, model: str) -> None:
+    """The work itself: all that it touches is in reach of the processor."""
+    page.run(f"bench.engine.settings.pace = {PACE}\nprint('{{}}')")
+    cost = page.run("bench.replayed()")
+    each = {part: 1000 * s / max(cost["updates"], 1) for part, s in cost["cpu_s"].items()}
+    result.add(f"one after the other: an update ({model})", sum(each.values()), "ms of CPU", limit=UPDATE_MS)
+    parts = ", ".join(f"{part} {ms:.2f} ms" for part, ms in each.items())
+    result.notes.append(
+        f"one after the other: {cost['updates']} updates, {cost['events'] / max(cost['updates'], 1):.0f} events each, "
+        f"of {4 * PACE} tokens/s as recorded; {parts}"
+    )
+    later, again = touch_ns(1 / plan.hz)
+    result.add(f"a page of memory after {1000 / plan.hz:.0f} ms", later, "ns", limit=TAKEN_NS)
+    result.notes.append(f"a page touched again at once takes {again:.0f} ns")
+    if later > TAKEN_NS:
+        result.reasons.append(
+            f"this machine takes memory away that rests: a page takes {later / 1000:.1f} us after "
+            f"{1000 / plan.hz:.0f} ms, so an update beside an engine costs far more than its work"
+        )
 
 
 def _slower(plan: Plan, page: Frontend, result: Result) -> None:

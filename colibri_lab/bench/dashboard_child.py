@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from colibri_lab.bench import ours
 from colibri_lab.bench.harness import Block
 from colibri_lab.bench.shapes import SHAPES, Shape
 from colibri_lab.engine.engine import Engine
+from colibri_lab.view.run import RunView
 from colibri_lab.widgets.dashboard import Lab, connect
 
 WIDE = Shape("wide", 256, 32, 64, 4, 128, 4, 2, 64)
@@ -57,16 +59,34 @@ class Bench:
         cpu = {name: after[name] - before[name] for name in before}
         say({"seconds": took, "updates": updates, "cpu_s": cpu, "tokens_per_s": decoded / took, "missed": missed})
 
-    def alone(self, pictures: int = 60) -> None:
-        """CPU seconds of a picture that is made and sent in a loop of its own, the engine at rest and no event new."""
+    def replayed(self, pictures: int = 80) -> None:
+        """CPU seconds of each thread for updates one after the other: each of 1/hz s of a run that was just shown."""
         with self._shown() as lab:
-            took = []
+            with self._requests(lab):
+                time.sleep(pictures / self._hz + 2)
+            lab.board._ticker.stop()
+            source, state = lab.past.events(), lab.board._state
+            cursor, view = source.cursor(), RunView(source.layers, source.experts, source.top_k, lab.view.about)
+            now = source.end_ns - int(1e9 * (pictures + 1) / self._hz)
+
+            def feed() -> int:
+                before = view.events
+                view.take(source.read_until(cursor, now))
+                return view.events - before
+
+            lab.board._feed, lab.board._state = feed, lambda: state() | {"state": "replay"}
+            lab.board.show(view)
+            lab.board.tick()
+            took, told, updates, begun = [], spent(lab), lab.board.updates, view.events
             for _ in range(pictures):
-                lab.board._again = True
+                now += int(1e9 / self._hz)
                 begin = time.thread_time()
                 lab.board.tick()
                 took.append(time.thread_time() - begin)
-        say({"cpu_s": sorted(took)[pictures // 2]})
+            time.sleep(0.2)
+            cpu = {name: seconds - told[name] for name, seconds in spent(lab).items()}
+        cpu["ticker"] = statistics.median(took) * len(took)
+        say({"cpu_s": cpu, "updates": lab.board.updates - updates, "events": view.events - begun})
 
     def travel(self, seconds: float) -> None:
         """CPU ms of this thread to show an earlier token, picture included: steps one by one, and jumps."""
@@ -153,7 +173,7 @@ def spent(lab: Lab) -> dict[str, float]:
     from ipykernel.kernelapp import IPKernelApp
 
     told = {"ticker": 0.0, "sender": 0.0, "message library": 0.0}
-    mine = {lab.board._ticker._thread.native_id: "ticker"}
+    mine: dict[int | None, str] = {lab.board._ticker._thread.native_id: "ticker"}
     mine[IPKernelApp.instance().iopub_thread.thread.native_id] = "sender"
     for task in Path("/proc/self/task").iterdir():
         try:

@@ -101,7 +101,7 @@ class History:
         p.backend.bind(weights_of(self._engine), pool, p.pager.arrays, p.rows)
 
     def decode(self, ids: Sequence[int]) -> tuple[Block, NDArray[np.float32], int]:
-        """Read ids one by one and forget them again: (time, logits [T, V], ns in attn_router)."""
+        """Read ids one by one and forget them again: (time, logits [T, V], ns in attn_router, its router apart)."""
         begin, logits, attention = self.length, [], 0
         self._request.ids[begin:] = ids
         with measured(len(ids)) as block:

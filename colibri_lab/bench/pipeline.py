@@ -20,7 +20,7 @@ from colibri_lab.bench.traffic import ImposedRouter
 from colibri_lab.engine.engine import Engine
 from colibri_lab.events import PageKind
 
-STAGES = ("attention", "experts", "io", "head")
+STAGES = ("attention", "router", "dispatch", "experts", "io", "head")
 DELAY_SHARE = 0.10  # of wall time that threads may wait for a core before waits are not to be trusted
 
 
@@ -76,7 +76,7 @@ def run(plan: Plan) -> Result:
     )
     result.notes.append(
         "speed-up's limit: sync's stages in a row over the longer of its two lanes, the disk's (waiting for pages) and "
-        "the processor's (attention, experts and head, which share the same cores)"
+        "the processor's (all else, on the same cores)"
     )
     result.notes.append(
         "layer by layer: the limit where no read begins before the router has chosen, so that a layer's experts can "

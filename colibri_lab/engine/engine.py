@@ -111,9 +111,8 @@ class Engine:
         ids = text_or_ids(p, text)
         ids = ids if isinstance(text, str) else prompt_ids(p, ids, any_length=True)
         with self._one_evaluation:
-            return evaluate.perplexity(
-                self._stepper, self._turn.take, self._abandon, ids, p.tokenizer.bos, p.max_positions
-            )
+            turn = self._stepper, self._turn.take, self._abandon
+            return evaluate.perplexity(*turn, ids, p.tokenizer.bos, p.max_positions)
 
     @property
     def settings(self) -> Settings:
@@ -143,6 +142,10 @@ class Engine:
             "host": p.host.counters(),
             "telemetry": p.telemetry.counters(),
         }
+
+    def budget_bytes(self) -> int:
+        """Of the expert cache, as it is in force."""
+        return self._parts.pager.budget
 
     def describe(self) -> dict[str, Any]:
         """What is loaded and how: strict JSON values."""

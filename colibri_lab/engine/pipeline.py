@@ -51,7 +51,7 @@ class Pipeline(Transformer):
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """See Transformer.forward."""
-        before, waited = dict(self.ns), self.pager.wait_ns
+        before, waited, (chose, grouped) = dict(self.ns), self.pager.wait_ns, self.rows.spent.tolist()
         groups = self.rings.deal(n, self._split.pays(n))
         self._unit, self._stage, self._since = Unit(-1, 0, n), "embed", clock()
         try:
@@ -73,9 +73,13 @@ class Pipeline(Transformer):
             self._drain(error)
             raise
         spent = {stage: self.ns[stage] - before[stage] for stage in STAGES}
-        self.attention_ns, self.io_ns = spent["attention"], spent["read"]
-        self.experts_ns = sum(spent.values()) - spent["embed"] - self.attention_ns - self.io_ns
-        self._split.ran(n, len(groups), self.attention_ns, self.pager.wait_ns - waited, self.experts_ns)
+        chosen_ns, grouped_ns = self.rows.spent.tolist()
+        chose, grouped = chosen_ns - chose, grouped_ns - grouped  # by the kernels, inside of their stages
+        self.attention_ns, self.router_ns = spent["attention"] - chose, spent["router"] + chose
+        self.experts_ns, self.io_ns = spent["experts"] - grouped, spent["read"]
+        self.dispatch_ns = spent["dispatch"] + spent["place"] + spent["ahead"] + grouped
+        before_experts, experts = spent["attention"], self.router_ns - chose + self.dispatch_ns + self.experts_ns
+        self._split.ran(n, len(groups), before_experts, self.pager.wait_ns - waited, experts)
 
     def head(self, out_rows: Sequence[int]) -> None:
         """See Transformer.head."""

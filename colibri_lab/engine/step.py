@@ -260,7 +260,8 @@ class Stepper:
             return
         t, n, now = self.transformer, rows_of(works), self._counts()
         # what a kernel says it waited comes from another clock than what its stage took
-        times = end - begin, t.attention_ns, t.io_ns, max(0, t.experts_ns), end - head
+        inside = t.attention_ns, t.router_ns, t.dispatch_ns, t.io_ns, t.experts_ns
+        times = end - begin, *(max(0, ns) for ns in inside), end - head
         counts = now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3]
         if n == 1:
             work, chosen = works[0], tokens[0]

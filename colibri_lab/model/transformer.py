@@ -71,7 +71,7 @@ class Transformer:
         self.route: NDArray[np.int32] = np.full(shape, NO_EXPERT, np.int32)  # [L, R, k] choices of the step
         self.gate: NDArray[np.float32] = np.zeros(shape, np.float32)  # [L, R, k] their weights
         self._views: dict[tuple[int, int], Views] = {}
-        self.attention_ns = self.io_ns = self.experts_ns = 0
+        self.attention_ns = self.router_ns = self.dispatch_ns = self.io_ns = self.experts_ns = 0
         self.pressed: list[object] = []  # interrupts that wait for a safe place; see engine.interrupt
 
     def follow(self, ahead: Ahead | None) -> None:
@@ -84,8 +84,8 @@ class Transformer:
         """Rows [0, n) through all layers; rows.token, .position, .seat are set, rows of a seat in order of position."""
         backend, pager, kv = self.backend, self.pager, self.kv
         experts, weights, route, gate = self._views.get((0, n)) or self._view(n)
-        attention = ffn = 0
-        waited = pager.wait_ns
+        attention = router = ffn = compute = 0
+        waited, (chose, grouped) = pager.wait_ns, self.rows.spent.tolist()
         kv.begin(seats)
         backend.embed(n)  # x [R, H]
         begin = clock()
@@ -95,6 +95,7 @@ class Transformer:
             if sparse:
                 if self._router is not None:
                     self._router.apply(layer, n)
+                    router += -routed + (routed := clock())
                 np.copyto(route[layer], experts)
                 np.copyto(gate[layer], weights)
                 chosen = experts.tolist()  # [R][k]
@@ -107,20 +108,26 @@ class Transformer:
                         raise KeyboardInterrupt
                     if self._early is not None and last == self._experts:
                         self._early.look(layer, chosen)  # its reads go on while the experts compute
+                    start = clock()
                     backend.expert_ffn(layer, n, first, last)  # x [R, H] after the last wave
+                    compute += clock() - start
                 if self._late is not None:
                     self._late.look(layer, chosen)
             else:
                 kv.place(layer, [-1] * n)
+                start = clock()
                 backend.expert_ffn(layer, n, 0, 0)
+                compute += clock() - start
             done = clock()
             attention += routed - begin
             ffn += done - routed
             begin = done
             if self.pressed:
                 raise KeyboardInterrupt
-        self.io_ns = pager.wait_ns - waited
-        self.attention_ns, self.experts_ns = attention, ffn - self.io_ns
+        self.io_ns, (chosen_ns, grouped_ns) = pager.wait_ns - waited, self.rows.spent.tolist()
+        chose, grouped = chosen_ns - chose + router, grouped_ns - grouped
+        self.attention_ns, self.router_ns = attention - chose, chose
+        self.experts_ns, self.dispatch_ns = compute - grouped, ffn - compute - self.io_ns + grouped
 
     def head(self, out_rows: Sequence[int]) -> None:
         """Logits [n, V] of some rows of the step."""

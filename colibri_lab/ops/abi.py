@@ -67,7 +67,17 @@ class Model(c.Structure):
             (name, c.c_void_p)
             for name in (
                 *("token", "position", "seat", "kv_dst", "out_row"),
-                *("x", "ffn_in", "router_logits", "weights", "logits", "logsumexp", "experts_of_row", "argmax"),
+                *(
+                    "x",
+                    "ffn_in",
+                    "router_logits",
+                    "weights",
+                    "logits",
+                    "logsumexp",
+                    "experts_of_row",
+                    "argmax",
+                    "spent",
+                ),
             )
         ),
         *((name, c.c_int32) for name in ("router", "router_bits", "router_audit", "code_width", "code_block")),
@@ -115,6 +125,7 @@ def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, e
     for name in ("token", "position", "seat", "kv_dst", "out_row", "x", "ffn_in", "router_logits", "weights", "logits"):
         setattr(m, name, _at(getattr(rows, name)))
     m.logsumexp, m.experts_of_row, m.argmax = _at(rows.logsumexp), _at(rows.experts), _at(rows.argmax)
+    m.spent = _at(rows.spent)
     return m
 
 

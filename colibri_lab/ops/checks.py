@@ -156,6 +156,7 @@ def _rows(rows: Rows, w: ModelWeights) -> None:
     array(rows.experts, "rows.experts", (r, k), INT, writeable=True)
     array(rows.logits, "rows.logits", (r, w.vocab), F32, writeable=True)
     array(rows.logsumexp, "rows.logsumexp", (r,), F32, writeable=True)
+    array(rows.spent, "rows.spent", (2,), np.dtype(np.int64), writeable=True)
 
 
 def indices(values: I32, limit: int, name: str) -> I32:

@@ -75,7 +75,9 @@ class ReferenceBackend:
             rows.x[r] += out
             rows.ffn_in[r] = rms_norm(rows.x[r], block.post_norm, w.norm_eps)
             if block.gate is not None:
+                begin = clock()
                 self._route(block.gate, layer, r)
+                rows.spent[0] += clock() - begin
             recalled = int(rows.experts[r, 0] in guess) if guess else 0
             self.kv.seen[layer] += (len(seen), self._reach(block.attention, r), len(guess) > 0, recalled)
 
@@ -107,7 +109,9 @@ class ReferenceBackend:
         if n == 0:
             return
         some, staged = slice(at, at + n), slice(kv.staging + at, kv.staging + at + n)
+        begin, waited = clock(), int(self.pages.waited[0])
         used = {} if dense else self._used(layer, some, first, last)
+        rows.spent[1] += clock() - begin - (int(self.pages.waited[0]) - waited)
         if first == 0:
             self._sum[some] = 0
             target = checks.indices(rows.kv_dst[some], len(kv.k), "kv_dst")

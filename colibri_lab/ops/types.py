@@ -25,6 +25,8 @@ ABSENT, COMING = -1, -2  # entries of a page table that are no frame: not in mem
 # Counters of attention: tokens that were read, and that exact attention would have read; rows whose experts were
 # guessed, and how many of them then chose a guessed expert first.
 SEEN = ("read", "exact", "guessed", "recalled")
+# What backends take the time of: attn_router's router, and grouping rows by expert in expert_ffn.
+SPENT = ("router", "dispatch")
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class Rows:
     logits: F32  # [R, V] for out_row, in that order
     argmax: I32  # [R] of logits, ties to the lower index
     logsumexp: F32  # [R] natural log of the sum of exp(logits)
+    spent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, np.int64))  # [2] ns so far, see SPENT
 
     @classmethod
     def allocate(cls, capacity: int, hidden: int, experts: int, top_k: int, vocab: int) -> Rows:

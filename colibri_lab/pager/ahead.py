@@ -38,7 +38,7 @@ class Ahead:
         return True
 
     def take(self, key: int) -> tuple[Flight | None, bool]:
-        """The flight of an expert that is asked for now, the caller's from here on; and was it a hit, looked at once."""
+        """The flight of an expert that is asked for now, the caller's from here on; was it a hit, looked at once."""
         flight = self.flights.pop(key, None)
         hit = flight is not None and flight.landed and flight.error is None
         self.hits += hit

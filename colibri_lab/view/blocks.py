@@ -42,8 +42,13 @@ def large(view: RunView) -> bool:
 
 
 def names(view: RunView) -> tuple[str, ...]:
-    """The blocks beside a frame of this run, as they take turns."""
-    return ("pool", "lines", "map", "lines") if large(view) else ("pool", "lines")
+    """The blocks beside a frame of this run."""
+    return ("pool", "lines", "map") if large(view) else ("pool", "lines")
+
+
+def turns(view: RunView) -> tuple[tuple[str, ...], ...]:
+    """Which of them go with one frame after the other while all moves: what changes slowly goes seldom."""
+    return ("pool",), ("map",) if large(view) else (), ("lines",), ()
 
 
 def cells(view: RunView) -> tuple[np.ndarray, float]:

@@ -7,7 +7,7 @@
 
 The frame has what moves with every token; what moves less are blocks of their own (blocks.py), which take turns.
 Arrays of a frame (L layers, E experts, N columns, T new pieces of text; cell and mark: see blocks.py):
-    stage  u2 [N, 5]    in header.unit_us microseconds: experts, attention, I/O wait, head, other
+    stage  u2 [N, 7]    in header.unit_us microseconds: timeline.STAGES
     count  u1|u2 [N, 5] faults, hits, evictions, hits of guesses, guesses wasted
     flag   u1 [N]       bit 0 prefill, bit 1 rows were missed before it, bit 2 of the sequence whose text is shown
     place  u2|u4 [N]    position of the row in its sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-STAGES = ("#0072B2", "#56B4E9", "#D55E00", "#009E73", "#999999")  # as timeline.STAGES
+STAGES = ("#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#D55E00", "#009E73", "#999999")  # as timeline.STAGES
 FAULT, HIT, EVICTED, MEMORY, MARK = "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 
 _STOPS: tuple[tuple[int, int, int], ...] = ((0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115))

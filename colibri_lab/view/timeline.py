@@ -13,7 +13,8 @@ from colibri_lab.view.history import History
 
 DECODE = int(Phase.DECODE)  # NumPy compares with plain integers ten times faster
 PREFETCH, WASTE = int(PageKind.PREFETCH), int(PageKind.WASTE)
-STAGES = ("experts + dispatch", "attention + router", "I/O wait", "head", "other")
+STAGES = ("experts", "attention", "router", "dispatch", "I/O wait", "head", "other")
+NAMED = ("experts_ns", "attention_ns", "router_ns", "dispatch_ns", "io_ns", "head_ns")  # fields of TOKEN, in that order
 COLUMN = np.dtype(
     [
         ("t_ns", "u8"),
@@ -22,7 +23,7 @@ COLUMN = np.dtype(
         ("phase", "u1"),
         ("rows", "u2"),
         ("latency_ns", "u8"),
-        ("stages_ns", "u8", (5,)),  # the row's share of each of STAGES
+        ("stages_ns", "u8", (7,)),  # the row's share of each of STAGES
         ("faults", "u2"),
         ("hits", "u2"),
         ("evictions", "u2"),
@@ -196,15 +197,15 @@ class Timeline:
 
 
 def stages(rows: np.ndarray) -> np.ndarray:
-    """u8 [n, 5], nanoseconds: the share of each row of TOKEN in each of STAGES."""
+    """u8 [n, 7], nanoseconds: the share of each row of TOKEN in each of STAGES."""
     out = np.zeros((len(rows), len(STAGES)), "u8")
-    for i, name in enumerate(("experts_ns", "attention_ns", "io_ns", "head_ns")):
+    for i, name in enumerate(NAMED):
         out[:, i] = rows[name]
     # a decoded row's latency is its step's: only its share of it is in the row's stages
     decode = rows["phase"] == DECODE
     whole = np.where(decode, rows["latency_ns"] // np.maximum(rows["rows"], 1), rows["latency_ns"])
-    known = out[:, :4].sum(axis=1)
-    out[:, 4] = np.where(whole > known, whole - np.minimum(known, whole), 0)
+    known = out[:, :-1].sum(axis=1)
+    out[:, -1] = np.where(whole > known, whole - np.minimum(known, whole), 0)
     return out
 
 

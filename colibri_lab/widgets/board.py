@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anywidget
 import traitlets
 
-from colibri_lab.view.blocks import names
+from colibri_lab.view.blocks import names, turns
 from colibri_lab.view.detail import detail
 from colibri_lab.view.frame import block, board_frame, prose_block
 from colibri_lab.view.run import RunView
@@ -195,11 +195,10 @@ class Board(anywidget.AnyWidget):
 
     def _due(self, state: str) -> tuple[str, ...]:
         """The blocks that go with this frame: one after the other while all moves, else all of them."""
-        known = names(self.shown)
         if self._stale or self._again or state not in ("generating", "replay"):
-            return known
-        turn = self.updates % len(known)
-        return known[turn : turn + 1]
+            return names(self.shown)
+        round_ = turns(self.shown)
+        return round_[self.updates % len(round_)]
 
     def panel(self, name: str) -> Panel:
         """One panel (a name of report.PANELS, whatif or tuner) as a widget of its own; the same each time."""

@@ -202,7 +202,7 @@ class Lab(Travel, Study, Pictures):
 
     def _state(self) -> dict[str, Any]:
         session, error = self.session, self.session.error
-        budget = self.engine.counters()["pager"]["budget_bytes"]
+        budget = self.engine.budget_bytes()
         self.view.about["expert_cache_bytes"] = budget
         return {
             "state": session.state,

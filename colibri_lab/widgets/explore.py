@@ -11,7 +11,7 @@ from colibri_lab.view import palette
 from colibri_lab.view.run import RunView
 from colibri_lab.view.timeline import STAGES
 
-COLOURS = dict(zip(STAGES, ("#0072B2", "#56B4E9", "#D55E00", "#009E73", "#999999"), strict=True))
+COLOURS = dict(zip(STAGES, palette.STAGES, strict=True))
 # the first would send the figure away; the others mean nothing on bars
 REMOVED = ["sendChartToCloud", "select2d", "lasso2d"]
 

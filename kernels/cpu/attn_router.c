@@ -152,6 +152,7 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int at, int n) {
     product(c, &layer->o, c->in.act, c->out, (size_t)m->hidden, n);
     run_units(c, residual_unit, &h, n, 4 * wide);
     if (!layer->gate) return count_sights(c, layer, l, n), OK;
+    uint64_t begin = now_ns(CLOCK_MONOTONIC);
     if (m->router != TWO_STAGE) {
         h.parts = parts_of(c, ceil_div(m->experts, 4), 4);
         run_units(c, logits_unit, &h, h.parts, (int64_t)wide * m->experts);
@@ -160,6 +161,7 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int at, int n) {
               (int64_t)n * m->experts * (m->router == TWO_STAGE ? m->hidden / 4 : 2 * m->top_k + 8));
     if ((failed = first_failure(c, n))) return failed;
     count_rows(m, l, c->tally, n);
+    m->spent[0] += (int64_t)(now_ns(CLOCK_MONOTONIC) - begin);
     count_sights(c, layer, l, n);
     return OK;
 }

@@ -176,7 +176,9 @@ EXPORT int64_t colibri_expert_ffn(Context *c, int l, int at, int n, int first, i
     const Layer *layer = &m->layers[l];
     Step s = {c, l, n, 1, layer->has_dense || last == m->experts};
     c->n_jobs = 0;
+    uint64_t begin = now_ns(CLOCK_MONOTONIC);
     if (!layer->has_dense && (failed = gather_experts(c, l, n, first, last, &coming))) return failed;
+    m->spent[1] += (int64_t)(now_ns(CLOCK_MONOTONIC) - begin);
     if (first == 0) {
         if ((failed = settle(c, l, n))) return failed;
         memset(c->row_sum, 0, (size_t)n * m->hidden * sizeof(float));

@@ -71,6 +71,7 @@ typedef struct {
     const int32_t *token, *position, *seat, *kv_dst, *out_row;
     float *x, *ffn_in, *router_logits, *weights, *logits, *logsumexp;
     int32_t *experts_of_row, *argmax;
+    int64_t *spent; /* [2] nanoseconds so far: choosing experts, grouping rows by expert */
     /* Routing */
     int32_t router, router_bits, router_audit, code_width, code_block;
     float threshold_at, threshold_step; /* bit_level: first guess and its slope; see router_bits.c */

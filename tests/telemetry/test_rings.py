@@ -20,7 +20,7 @@ def step(telemetry, n, first=0, phase=Phase.DECODE, latency=900):
     rows = np.arange(first, first + n)
     route = np.repeat(rows[:, None, None] % 7, L, 1).repeat(K, 2).astype("u2")
     slot = np.repeat(rows[:, None], L, 1).astype("i4")
-    stages, counts = (300, 60, 240, 30), (3, 4, 2, 4096)
+    stages, counts = (300, 15, 21, 60, 240, 30), (3, 4, 2, 4096)
     telemetry.step(1000 + first, rows, rows, rows, phase, latency, *stages, *counts, route, route / 8, slot)
 
 
@@ -31,8 +31,8 @@ def test_a_step_of_one_row():
     row = telemetry.read(cursor).tokens[0]
     assert dict(zip(row.dtype.names, row.tolist(), strict=True)) == {
         "t_ns": 1005, "sequence": 5, "position": 5, "token": 5, "phase": 1, "rows": 1, "latency_ns": 900,
-        "attention_ns": 300, "io_ns": 60, "experts_ns": 240, "head_ns": 30, "faults": 3, "hits": 4, "evictions": 2,
-        "bytes_read": 4096,
+        "attention_ns": 300, "router_ns": 15, "dispatch_ns": 21, "io_ns": 60, "experts_ns": 240, "head_ns": 30,
+        "faults": 3, "hits": 4, "evictions": 2, "bytes_read": 4096,
     }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def test_a_step_of_several_rows_is_shared_out(phase, latency):
     rows = telemetry.read(cursor).tokens
     assert rows["rows"].tolist() == [3, 3, 3]
     assert rows["attention_ns"].tolist() == [100, 100, 100]
+    assert rows["router_ns"].tolist() == [5, 5, 5] and rows["dispatch_ns"].tolist() == [7, 7, 7]
     assert rows["faults"].tolist() == [0, 0, 3], "the whole step's counts stand on its last row"
     assert rows["hits"].tolist() == [0, 0, 4]
     assert rows["bytes_read"].tolist() == [0, 0, 4096]
@@ -165,7 +166,7 @@ def test_a_decode_step_costs_little():
     for _ in range(5):
         begin = time.perf_counter()
         for i in range(500):
-            telemetry.step(i, one, one, one, 1, 900, 300, 60, 240, 30, 3, 4, 2, 4096, route, weight, slot)
+            telemetry.step(i, one, one, one, 1, 900, 300, 15, 21, 60, 240, 30, 3, 4, 2, 4096, route, weight, slot)
             telemetry.text(1, i, "a")
         best = min(best, (time.perf_counter() - begin) / 500)
     assert best < 20e-6  # about 3 us on an idle machine

@@ -102,6 +102,13 @@ def test_gauges_that_appear_later_and_go_away(tmp_path):
     assert np.isnan(batch.gauges["value"][:, 2:]).all()
 
 
+def without(tokens):
+    """As versions before 4 knew them."""
+    tokens = tokens.copy()
+    tokens["router_ns"] = tokens["dispatch_ns"] = 0
+    return tokens
+
+
 def test_a_trace_of_version_1_opens(recorded, tmp_path):
     lines = []
     for line in recorded[0].read_text(encoding="utf-8").split("\n")[:-1]:
@@ -116,7 +123,7 @@ def test_a_trace_of_version_1_opens(recorded, tmp_path):
     old.write_text("".join(lines))
     source, new = replay(old), replay(recorded[0])
     batch, whole = source.read(source.cursor()), new.read(new.cursor())
-    np.testing.assert_array_equal(batch.tokens, whole.tokens)
+    np.testing.assert_array_equal(batch.tokens, without(whole.tokens))
     assert batch.names == () and len(batch.gauges) == 0
     assert batch.notes == [(key, value, 0) for key, value, _ in whole.notes]
 
@@ -124,14 +131,32 @@ def test_a_trace_of_version_1_opens(recorded, tmp_path):
 def test_a_trace_of_version_2_opens(recorded, tmp_path):
     lines = recorded[0].read_text(encoding="utf-8").split("\n")[:-1]
     old = tmp_path / "old.jsonl"
-    lines[0] = lines[0].replace('"version":3', '"version":2')
+    lines[0] = lines[0].replace('"version":4', '"version":2')
     kept = [line for line in lines if '"logprobs"' not in line]
     old.write_text("\n".join(kept) + "\n", encoding="utf-8")
     source, new = replay(old), replay(recorded[0])
     batch, whole = source.read(source.cursor()), new.read(new.cursor())
-    np.testing.assert_array_equal(batch.tokens, whole.tokens)
+    np.testing.assert_array_equal(batch.tokens, without(whole.tokens))
     assert (batch.logprobs, len(whole.logprobs)) == ([], 60)
     assert batch.notes == whole.notes
+
+
+def test_a_trace_of_version_3_has_fewer_stages(recorded, tmp_path):
+    old, lines = tmp_path / "old.jsonl", []
+    for line in recorded[0].read_text(encoding="utf-8").split("\n")[:-1]:
+        event = json.loads(line)
+        if event["e"] == "header":
+            event["version"] = 3
+        for name in ("router_ns", "dispatch_ns"):
+            event.pop(name, None)
+        lines.append(json.dumps(event) + "\n")
+    old.write_text("".join(lines))
+    rows = replay(old)["tokens"]
+    assert len(rows) and not rows["router_ns"].any() and not rows["dispatch_ns"].any() and rows["attention_ns"].any()
+    new = tmp_path / "new.jsonl"
+    new.write_text("".join(lines).replace('"version": 3', '"version": 4'))
+    with pytest.raises(TraceError, match="router_ns"):
+        replay(new)
 
 
 def test_a_trace_cut_in_the_middle_of_a_line_replays_what_is_whole(recorded, tmp_path):
@@ -167,7 +192,7 @@ def test_weights_that_are_not_finite_stay_strict_json(tmp_path):
     recorder = Recorder(telemetry, tmp_path / "t.jsonl")
     one, weight = np.ones(1, "u4"), np.full((1, 1, 1), np.nan, "f2")
     route, slot = np.zeros((1, 1, 1), "u2"), np.zeros((1, 1), "i4")
-    telemetry.step(1, one, one, one, 1, 9, 1, 1, 1, 1, 0, 1, 0, 0, route, weight, slot)
+    telemetry.step(1, one, one, one, 1, 9, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, route, weight, slot)
     source = replay(recorder.close())
     assert np.isnan(source.read(source.cursor()).weight).all()
 
@@ -212,7 +237,7 @@ def gauge(lines, rest):
     [
         (lambda lines: [], "not a trace"),
         (lambda lines: [b"hello", *lines], "not a trace"),
-        (lambda lines: [lines[0].replace(b'"version":3', b'"version":7'), *lines[1:]], "trace version 7"),
+        (lambda lines: [lines[0].replace(b'"version":4', b'"version":7'), *lines[1:]], "trace version 7"),
         (lambda lines: [lines[0].replace(b'"layers":3', b'"layers":-3'), *lines[1:]], "layers must be a whole number"),
         (lambda lines: [lines[0].replace(b'"layers":3', b'"layers":4'), *lines[1:]], "reshape|inhomogeneous|shape"),
         (lambda lines: [*lines[:5], b"[1, 2]", *lines[5:]], "line 6: not a JSON object"),

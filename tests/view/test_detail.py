@@ -30,7 +30,7 @@ def told():
 
 
 def step(telemetry, t, sequence, position, phase=1):
-    row = ([sequence], [position], [7], phase, MS, 0, 0, 0, 0, 1, 0, 0, 0)
+    row = ([sequence], [position], [7], phase, MS, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0)
     telemetry.step(t, *row, np.array([[[1], [3]]], "u2"), np.ones((1, 2, 1), "f2"), np.array([[1, 0]]))
 
 

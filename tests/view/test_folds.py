@@ -124,7 +124,7 @@ def test_dense_layers_and_strange_numbers_do_not_hurt():
     cursor, one = telemetry.cursor(), np.ones(1, "u4")
     route = np.array([[[NO_EXPERT, NO_EXPERT], [1, 200]]], "u2")
     slot = np.full((1, 2), -1, "i4")
-    telemetry.step(1, one, one, one, 1, 9, 1, 1, 1, 1, 0, 1, 0, 0, route, np.zeros((1, 2, 2)), slot)
+    telemetry.step(1, one, one, one, 1, 9, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, route, np.zeros((1, 2, 2)), slot)
     telemetry.page(1, 0, 7, 900, 1, 0, 0)
     batch = telemetry.read(cursor)
     view.take(batch)
@@ -158,15 +158,17 @@ def test_time_adds_up_and_prompt_rows_are_told_apart():
     route, weight, slot = np.zeros((3, 1, 1), "u2"), np.ones((3, 1, 1), "f2"), np.zeros((3, 1), "i4")
     rows = np.arange(3)
     counts, ids = (1, 0, 0, 8), np.array([-1, -1, 4])
-    telemetry.step(5_000_000, np.ones(3), rows, ids, 0, 3_000_000, 900, 300, 600, 90, *counts, route, weight, slot)
+    telemetry.step(
+        5_000_000, np.ones(3), rows, ids, 0, 3_000_000, 900, 90, 60, 300, 600, 90, *counts, route, weight, slot
+    )
     for i in range(4):
-        stages, beside = (400_000, 100_000, 300_000, 50_000), (route[:1], weight[:1], slot[:1])
+        stages, beside = (400_000, 20_000, 30_000, 100_000, 300_000, 50_000), (route[:1], weight[:1], slot[:1])
         t = 6_000_000 + i * 1_000_000
         telemetry.step(t, one, one * (3 + i), one, 1, 1_000_000, *stages, 0, 1, 0, 0, *beside)
     view = RunView.of(telemetry)
     columns = view.timeline.columns
     assert columns["phase"].tolist() == [0, 1, 1, 1, 1], "one column for the prompt's step"
-    assert columns["stages_ns"][1].tolist() == [300_000, 400_000, 100_000, 50_000, 150_000]
+    assert columns["stages_ns"][1].tolist() == [300_000, 400_000, 20_000, 30_000, 100_000, 50_000, 100_000]
     assert columns["stages_ns"].sum(axis=1)[1:].tolist() == [1_000_000] * 4
     assert sum(view.timeline.shares().values()) == pytest.approx(1) and RunView(1, 2, 1).timeline.shares() == {}
     assert view.timeline.latency()[:2] == (4, 1.0)
@@ -183,7 +185,7 @@ def test_time_adds_up_and_prompt_rows_are_told_apart():
 def test_rows_of_one_step_share_its_time():
     telemetry, rows = Telemetry(1, 2, 1), np.arange(2)
     route, slot = np.zeros((2, 1, 1), "u2"), np.zeros((2, 1), "i4")
-    telemetry.step(9, rows, rows, rows, 1, 1_000, 400, 200, 200, 100, 0, 1, 0, 0, route, route, slot)
+    telemetry.step(9, rows, rows, rows, 1, 1_000, 400, 20, 20, 160, 200, 100, 0, 1, 0, 0, route, route, slot)
     columns = RunView.of(telemetry).timeline.columns
     assert columns["stages_ns"].sum(axis=1).tolist() == [500, 500]
     assert columns["latency_ns"].tolist() == [1000, 1000], "each of them waited for the whole step"
@@ -194,7 +196,7 @@ def test_a_slot_that_changes_hands():
     route, slot = np.zeros((1, 1, 1), "u2"), np.full((1, 1), 3, "i4")
 
     def row(sequence, position):
-        telemetry.step(1, one * sequence, one * position, one, 1, 9, 1, 1, 1, 1, 0, 1, 0, 0, route, route, slot)
+        telemetry.step(1, one * sequence, one * position, one, 1, 9, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, route, route, slot)
 
     telemetry.slot(1, SlotKind.ALLOC, 3, 2, 0, 1)
     row(2, 0)

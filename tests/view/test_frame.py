@@ -9,7 +9,7 @@ import pytest
 
 from colibri_lab.events import PageKind, Phase, SlotKind
 from colibri_lab.telemetry import Telemetry
-from colibri_lab.view.blocks import names
+from colibri_lab.view.blocks import names, turns
 from colibri_lab.view.frame import block, board_frame, pack, prose_block, smallest, unpack
 from colibri_lab.view.run import RunView
 from colibri_lab.view.svg import experts_panel, slots_panel
@@ -89,7 +89,7 @@ def test_an_empty_run_has_a_frame():
     header, arrays = unpack(block)
     assert last == -1
     assert header["ttft"] is None
-    assert arrays["stage"].shape == (0, 5)
+    assert arrays["stage"].shape == (0, 7)
     assert header["text"] == {"epoch": 0, "sequence": -1, "end": -1, "before": None, "at": [], "piece": []}
 
 
@@ -98,7 +98,8 @@ def test_an_update_is_small(shape, most_bytes):
     """A frame goes with one of its blocks; on average over their turns, where the map of experts is one of them."""
     _, view, _, _ = running(*shape, tokens=260)
     frame, _ = board_frame(view, {"state": "generating"}, 255)
-    blocks = [len(block(view, name)) for name in names(view)]
+    blocks = [sum(len(block(view, name)) for name in turn) for turn in turns(view)]
+    assert {name for turn in turns(view) for name in turn} == set(names(view))
     assert len(frame) + sum(blocks) / len(blocks) <= most_bytes
     assert max(blocks) < 24_000
 

@@ -113,7 +113,7 @@ def test_a_step_is_the_engine_s_and_tokens_of_one_share_it():
     cursor, one = engine.telemetry.cursor(), np.zeros((2, 2, 2), "u2")
     for i in range(5):
         both, slot = np.array([1, 2]), np.zeros((2, 2), "i4")
-        engine.telemetry.step(100 + i, both, both * 0 + i, both, 1, 9, 1, 1, 1, 1, 0, 1, 0, 0, one, one, slot)
+        engine.telemetry.step(100 + i, both, both * 0 + i, both, 1, 9, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, one, one, slot)
     past = Past(empty(engine))
     past.add(engine.telemetry.read(cursor))
     assert (past.first, past.last) == (0, 9)

@@ -63,6 +63,9 @@ class FakeEngine:
             "max_positions": 1024,
         }
 
+    def budget_bytes(self):
+        return self.settings.expert_cache_bytes
+
     def counters(self):
         engine = {name: self.total[name] for name in ("decode_tokens", "prefill_tokens")} | {"steps": self.step_number}
         engine |= {"running": self.next_sequence - 1 - self.finished, "waiting": 0}
@@ -119,7 +122,7 @@ class FakeEngine:
                 self.memory[layer, expert] = None
                 self.telemetry.page(t, PageKind.FAULT, layer, expert, 1, 60_000, self.step_number)
             slot[0, layer] = self.kv(t, sequence, layer, int(route[layer, 0]))
-        parts = [int(v * MS) for v in (0.35 * self.rng.lognormal(0, 0.1), 0.06 * faults, 0.8, 0.12)]
+        parts = [int(v * MS) for v in (0.3 * self.rng.lognormal(0, 0.1), 0.03, 0.02, 0.06 * faults, 0.8, 0.12)]
         took = sum(parts) + int(0.1 * MS)
         if t >= self.due_ns:
             self.sample(t)

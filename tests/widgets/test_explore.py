@@ -20,10 +20,10 @@ def test_it_shows_the_columns_and_cannot_be_sent_away():
     figure = explore(view)
     columns = view.timeline.columns
     bars = {bar.name: np.array(bar.y, float) for bar in figure.data}
-    np.testing.assert_allclose(bars["I/O wait"], columns["stages_ns"][:, 2] / 1e6)
+    np.testing.assert_allclose(bars["I/O wait"], columns["stages_ns"][:, 4] / 1e6)
     np.testing.assert_array_equal(bars["faults"], columns["faults"])
     np.testing.assert_allclose(bars["read"], columns["bytes_read"] / 2**20)
-    assert len(bars) == 8 and len(figure.data[0].x) == len(columns)
+    assert len(bars) == 10 and len(figure.data[0].x) == len(columns)
     assert "sequence 1, position 7" in figure.data[0].customdata
     assert "sendChartToCloud" in figure._config["modeBarButtonsToRemove"]
 

@@ -42,11 +42,11 @@ class TimePanel {
   counts(f, i) { const wide = f.a.count.shape[1]; return f.a.count.subarray(i * wide, i * wide + 3); }
   total(f, i) {
     let sum = 0;
-    for (let k = 0; k < 5; k++) sum += f.a.stage[i * 5 + k];
+    for (let k = 0; k < STAGES.length; k++) sum += f.a.stage[i * STAGES.length + k];
     return sum * f.unit_us / 1000;
   }
   describe(f, i) {
-    const parts = STAGES.map(([name], k) => [name, f.a.stage[i * 5 + k] * f.unit_us / 1000]).filter((p) => p[1] > 0).sort((a, b) => b[1] - a[1]);
+    const parts = STAGES.map(([name], k) => [name, f.a.stage[i * STAGES.length + k] * f.unit_us / 1000]).filter((p) => p[1] > 0).sort((a, b) => b[1] - a[1]);
     const [faults, hits, gone] = this.counts(f, i), prompt = f.a.flag[i] & 1;
     const head = prompt ? "prompt step, a row" : `token ${f.a.place[i] + 1}`;
     return `${head}: ${ms(this.total(f, i))}` + (parts.length ? ` (${parts.slice(0, 3).map(([n, v]) => `${n} ${ms(v)}`).join(", ")})` : "") +
@@ -76,8 +76,8 @@ class TimePanel {
       const x = this.at(i), flag = f.a.flag[i];
       if (flag & 1) { g.fillStyle = rgba("#999999", 0.18); g.fillRect(x, s.top, w, s.bottom - s.top); }
       let y = s.mid;
-      for (let k = 0; k < 5 && y > s.top; k++) {
-        const v = Math.min(f.a.stage[i * 5 + k] * f.unit_us / 1000 / top * tall, y - s.top);
+      for (let k = 0; k < STAGES.length && y > s.top; k++) {
+        const v = Math.min(f.a.stage[i * STAGES.length + k] * f.unit_us / 1000 / top * tall, y - s.top);
         g.fillStyle = STAGES[k][1];
         g.fillRect(x, y - v, bar, v); y -= v;
       }
@@ -116,7 +116,7 @@ class TimePanel {
     g.textAlign = "left";
   }
   table(f) {
-    const n = f.a.flag.length, first = Math.max(0, n - 32), part = (i, k) => ms(f.a.stage[i * 5 + k] * f.unit_us / 1000), wide = f.a.count.shape[1];
+    const n = f.a.flag.length, first = Math.max(0, n - 32), part = (i, k) => ms(f.a.stage[i * STAGES.length + k] * f.unit_us / 1000), wide = f.a.count.shape[1];
     const rows = Array.from({length: n - first}, (_, j) => {
       const i = n - 1 - j;
       return [f.a.flag[i] & 1 ? "prompt step" : `token ${f.a.place[i] + 1}`, ms(this.total(f, i)), ...STAGES.map((_, k) => part(i, k)), ...f.a.count.subarray(i * wide, (i + 1) * wide)];
