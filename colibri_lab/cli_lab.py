@@ -65,6 +65,7 @@ def board(
 
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="where your models lie; none: the cache folder")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="what a GPU needs, and nothing else")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON line instead of a list")] = False,
 ) -> None:
     """Check this machine, and say what would make it faster; exit code 2 where something does not work."""
@@ -72,6 +73,6 @@ def doctor(
 
     if folder is not None and not folder.is_dir():
         fail(f"{folder}: no such folder")
-    found = checks.examine(folder)
+    found = checks.gpus() if gpu else checks.examine(folder)
     sys.stdout.write(checks.as_json(found) if as_json else checks.in_words(found))
     raise typer.Exit(WRONG_INPUT if any(f.state == checks.BAD for f in found) else 0)

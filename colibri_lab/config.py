@@ -61,9 +61,9 @@ class Config(BaseModel):
     )
     backend: Literal["auto", "cuda", "cpu", "reference", "sim"] = key(
         "auto",
-        "where the numbers are computed; sim: the CUDA kernels, thread by thread on the CPU, for tests",
+        "where the numbers are computed; auto: cuda where a GPU can be used, else cpu; sim: the CUDA kernels, thread "
+        "by thread on the CPU, for tests",
         section="engine",
-        built=["auto", "cpu", "reference", "sim"],
     )
     precision: Literal["fast", "exact"] = key(
         "fast", "fast: int8 activations for int8 and int4 weights; exact: fp32 activations", section="engine"

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from .memory import container_limits, free_memory, usable_cores
 from .ops import build, isa
+from .ops import gpu as cards
 from .paths import cache_dir
 
 GOOD, NOTE, BAD = "good", "note", "bad"  # note: it works, and could be better; bad: something does not work
@@ -176,10 +177,26 @@ def cache() -> Finding:
 
 
 def gpu(root: Path) -> Finding:
+    """In one line; `gpus` has all of it."""
     driver = _read(root / "proc/driver/nvidia/version").partition("\n")[0]
     if not driver:
         return Finding("GPU", GOOD, "no NVIDIA driver here; the engine runs on the processor")
-    return Finding("GPU", NOTE, f"{driver}; the engine runs on the processor, backend: cuda is not available yet")
+    lacking = cards.trouble()
+    if lacking is None:
+        return Finding("GPU", GOOD, f"{driver}; the engine runs on the GPU; doctor --gpu says more")
+    return Finding("GPU", NOTE, f"{driver}; the engine runs on the processor: {lacking.says}", lacking.do)
+
+
+def gpus(root: Path = Path("/")) -> list[Finding]:
+    """All that a GPU needs, up to the first thing that is missing, which is bad; and memory that can be locked."""
+    found = [Finding(c.what, GOOD if c.fine else BAD, c.says, "" if c.fine else c.do) for c in cards.checks(root)]
+    limit, says = cards.locked_limit()
+    if limit is None:
+        return [*found, Finding("locked memory", GOOD, says)]
+    do = (
+        "the driver locks expert_cache_bytes of memory; where it keeps to this limit, raise it in limits.conf (memlock)"
+    )
+    return [*found, Finding("locked memory", NOTE, says, do)]
 
 
 def browser() -> Finding:

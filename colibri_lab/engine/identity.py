@@ -34,8 +34,10 @@ def open_persistence(config: Config, file: ModelFile, backend: Backend, kv: KVCa
         if quota is not None:
             raise ConfigError("settings: kv_cache_quota_bytes: of no folder; name one with kv_cache_persistence_path")
         return None
-    if backend.name == "sim":
-        raise NotAvailable(f"{KEY}: not available yet with backend: sim, whose keys and values stay on its device")
+    if backend.name in ("sim", "cuda"):
+        raise NotAvailable(
+            f"{KEY}: not available yet with backend: {backend.name}, whose keys and values stay on its device"
+        )
     token = math.prod(kv.pool.k.shape[1:]) * kv.pool.k.itemsize
     if size * token % mmap.PAGESIZE:
         step = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, token)

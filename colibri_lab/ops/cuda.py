@@ -1,4 +1,4 @@
-"""The GPU backend's launches. What it runs on is a launch.Device; in this version that is the simulator (backend: sim).
+"""The GPU backend's launches. What it runs on is a device.Device: a card's, or the simulator's (backend: sim).
 
 Weights, keys and values, expert frames and the residual stream live on the device; of a step's results the host reads
 what the engine looks at. Sums depend on a row alone (kernels/README.md), so batches and waves change no bit.
@@ -13,7 +13,8 @@ import numpy as np
 from . import checks
 from .cuda_experts import Experts
 from .cuda_router import RouterLaunches
-from .launch import LANE_DIMS, Device, Kernels
+from .device import Device
+from .launch import LANE_DIMS, Kernels
 from .layout import ceil_div
 from .products import Activations, Paged, Residents, upload
 from .types import Binding, ExpertPages, KVPool, LayerWeights, ModelWeights, NonFiniteLogits, Rows
@@ -39,12 +40,21 @@ class CudaBackend:
         checks.bind(weights, kv, pages, rows)
         if kv.k.shape[2] > 32 * LANE_DIMS[-1]:
             raise ValueError(f"head_dim {kv.k.shape[2]} is more than the {32 * LANE_DIMS[-1]} of attention's kernels")
-        self.close()
+        self._bound = None
+        self.device.release()
+        try:
+            self._take(weights, kv, pages, rows)
+        except BaseException:  # not enough memory, or Ctrl-C: nothing of it stays on the device
+            self.device.release()
+            raise
         self._bound = Binding(weights, kv, pages, rows)
+
+    def _take(self, weights: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:
+        """All memory of the device that will ever be needed, and what is resident there."""
         w, r, d = weights, rows.capacity, self.device
         self._half = "half_t" if kv.k.dtype == np.float16 else "float"
         self._residents = Residents(d, r)
-        self._vectors: dict[int, Any] = {}
+        self._vectors = {id(v): upload(d, v) for v in vectors(w)}
         self._zeros = upload(d, np.zeros(max(w.hidden, *(m.attention.qkv.layout.rows for m in w.layers)), np.float32))
         self._k, self._v = upload(d, kv.k), upload(d, kv.v)
         self._where, self._first = upload(d, kv.where), upload(d, kv.first)
@@ -147,10 +157,8 @@ class CudaBackend:
             target[:n] = self.device.read(source[:n])
 
     def close(self) -> None:
-        if self._bound is not None:
-            self._bound = None
-            self._vectors.clear()
-            self.device.close()
+        self._bound = None
+        self.device.close()
 
     def _project(self, block: LayerWeights, layer: int, n: int, at: int) -> None:
         """Queries stay in self._qkv; keys and values go to staging, and the host's tables say so too."""
@@ -235,12 +243,8 @@ class CudaBackend:
         self._acts.product(x, m, self._residents.jobs(n), y)
 
     def _vector(self, host: Any) -> Any:
-        """A weight vector on the device, uploaded once; zeros for none."""
-        if host is None:
-            return self._zeros
-        if id(host) not in self._vectors:
-            self._vectors[id(host)] = upload(self.device, host)
-        return self._vectors[id(host)]
+        """A weight vector on the device; zeros for none."""
+        return self._zeros if host is None else self._vectors[id(host)]
 
     def _int(self, name: str, values: np.ndarray[Any, Any]) -> Any:
         return self._upload(self._ints[name], values)
@@ -249,3 +253,10 @@ class CudaBackend:
         target = room[: len(values)]
         self.device.write(target, np.ascontiguousarray(values, room.dtype))
         return target
+
+
+def vectors(w: ModelWeights) -> list[Any]:
+    """Norms and biases, all that `_vector` is asked for."""
+    parts = [(m.input_norm, m.post_norm, m.attention.qkv_bias, m.attention.o_bias, m.attention.q_norm,
+              m.attention.k_norm) for m in w.layers]  # fmt: skip
+    return [w.final_norm, *(v for part in parts for v in part if v is not None)]

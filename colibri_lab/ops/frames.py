@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .launch import Device
+from .device import Device
 from .layout import PAGE
 from .types import COMING, I32, ExpertPages, MissingPage
 

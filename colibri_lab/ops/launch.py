@@ -7,13 +7,13 @@ must see every change. `Kernels` launches by name on a `Device`: a GPU's, or the
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..paths import kernels_dir
+from .device import Device
 
 FORMATS = ("Single", "Half", "Int8", "Int4")  # of tiles, in the order of layout.DTYPES
 BATCHES = (1, 4)  # inputs that share a block's weights
@@ -57,28 +57,6 @@ _KERNEL = re.compile(
 
 class LaunchError(ValueError):
     """A launch that does not fit its kernel; the message names the kernel and the argument."""
-
-
-class Device(Protocol):
-    """Memory and launches of one device. Arrays are of the device's own kind; they slice and have shape and dtype."""
-
-    name: str
-
-    def empty(self, shape: Sequence[int], dtype: Any) -> Any:
-        """An array with no contents to rely on."""
-
-    def write(self, target: Any, host: np.ndarray[Any, Any]) -> None:
-        """Copy a host array into one of the same shape and dtype."""
-
-    def read(self, array: Any) -> np.ndarray[Any, Any]:
-        """A copy on the host, after all launches so far."""
-
-    def run(self, file: str, name: str, grid: tuple[int, int, int], threads: int, arguments: list[Any],
-            shared: int) -> None:  # fmt: skip
-        """Launch one kernel of a file; the arguments are checked already."""
-
-    def close(self) -> None:
-        """Give everything back; idempotent."""
 
 
 @dataclass(frozen=True)

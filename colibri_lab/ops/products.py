@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .launch import BATCHES, FORMATS, Device, Kernels
+from .device import Device
+from .launch import BATCHES, FORMATS, Kernels
 from .layout import DTYPES, PAGE, ROWS, MatrixLayout, ceil_div
 from .types import Matrix
 
@@ -113,12 +114,13 @@ class Activations:
 
 
 class Residents:
-    """The model's own matrices on the device, each in whole pages; and jobs of one run for any number of rows."""
+    """The model's own matrices on the device, each in whole pages; and jobs of one run for up to `capacity` rows."""
 
     def __init__(self, device: Device, capacity: int) -> None:
         self._device = device
         self._made: dict[int, Paged] = {}
-        self._jobs: dict[int, Jobs] = {}
+        self._room = device.empty((max(1, ceil_div(capacity, BATCHES[-1])), 4), np.int32)
+        self._jobs: tuple[int, Jobs] | None = None  # of the last number of rows
         self.rows = upload(device, np.arange(capacity, dtype=np.int32))
 
     def matrix(self, m: Matrix) -> Paged:
@@ -133,7 +135,9 @@ class Residents:
 
     def jobs(self, n: int) -> Jobs:
         """Inputs 0 to n of a resident matrix."""
-        if n not in self._jobs:
+        if self._jobs is None or self._jobs[0] != n:
             batch = batch_for([n])
-            self._jobs[n] = Jobs(upload(self._device, job_list([0], [n], batch)), self.rows, batch)
-        return self._jobs[n]
+            jobs = job_list([0], [n], batch)
+            self._device.write(self._room[: len(jobs)], jobs)
+            self._jobs = n, Jobs(self._room[: len(jobs)], self.rows, batch)
+        return self._jobs[1]

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from . import gpu
 from .build import KernelError
 from .cpu import CpuBackend
 from .cuda import CudaBackend
+from .device import Device
+from .driver_cupy import CupyDriver
 from .reference import ReferenceBackend
 from .simulator import SimDevice
 from .types import Backend
 
-NAMES = ("auto", "cpu", "reference", "sim")
-LATER = ("cuda",)
+NAMES = ("auto", "cuda", "cpu", "reference", "sim")
+
+
+class NoGpu(KernelError):
+    """A GPU was asked for by name, and something that it needs is missing; the message says what and how to get it."""
 
 
 def choose_backend(name: str = "auto", precision: str = "fast", threads: int | None = None) -> tuple[Backend, str]:
     """(backend, one line saying why it and not another). threads None: all processors this process may use.
 
-    ValueError for an unknown or not yet available name; KernelError when "cpu" is asked for and cannot be compiled,
-    or "sim" cannot run here. "sim" is for tests: the CUDA kernels, thread by thread on the CPU, very slow.
+    ValueError for an unknown name; NoGpu when "cuda" is asked for and there is none to use; KernelError when "cpu" is
+    asked for and cannot be compiled, or "sim" cannot run here. "sim" is for tests: the CUDA kernels, thread by thread
+    on the CPU, very slow.
     """
-    if name in LATER:
-        raise ValueError(f"backend {name!r} is not available yet; use one of {', '.join(NAMES)}")
     if name not in NAMES:
-        raise ValueError(f"backend {name!r} is none of {', '.join(NAMES + LATER)}")
+        raise ValueError(f"backend {name!r} is none of {', '.join(NAMES)}")
     if name == "reference":
         return ReferenceBackend(precision), "asked for by name"
     if name == "sim":
         return CudaBackend(SimDevice(), precision), "asked for by name; CUDA kernels simulated on the CPU, for tests"
+    lacking = gpu.trouble() if name in ("auto", "cuda") else None
+    if name == "cuda" and lacking is not None:
+        raise NoGpu(f"backend: cuda: {lacking.says}; {lacking.do}")
+    asked = "asked for by name" if lacking is None else lacking.says
+    if name != "cpu" and lacking is None:
+        driver = CupyDriver()
+        why = "asked for by name" if name == "cuda" else "there is a GPU"
+        return CudaBackend(Device(driver), precision), f"{why}; {gpu.in_words(driver.facts())}"
     try:
         cpu = CpuBackend(precision, threads)
     except KernelError as error:
         if name == "cpu":
             raise
-        return ReferenceBackend(precision), f"the CPU kernels could not be built: {error}"
-    level = f"kernels for {cpu.isa}, {cpu.threads} thread{'s' if cpu.threads > 1 else ''}"
-    return cpu, f"{'asked for by name' if name == 'cpu' else 'cuda is not available yet'}; {level}"
+        return ReferenceBackend(precision), f"{asked}; the CPU kernels could not be built: {error}"
+    return cpu, f"{asked}; kernels for {cpu.isa}, {cpu.threads} thread{'s' if cpu.threads > 1 else ''}"

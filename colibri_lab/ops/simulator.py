@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from ..memory import free_memory
 from . import build
+from .device import Device
+from .driver import Facts, Host
 from .launch import KERNELS, bundle
 
 FLAGS = ("-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
@@ -38,10 +41,10 @@ class SimulatedFault(RuntimeError):
     """What the simulator found wrong in a kernel: the kernel, block, thread and line."""
 
 
-class SimDevice:
-    """See launch.Device. order: of threads and blocks (ORDERS); seed: of the random one; sanitizer: one of SANITIZERS.
+class SimDriver:
+    """See driver.Driver. order: of threads and blocks (ORDERS); seed: of the random one; sanitizer: one of SANITIZERS.
 
-    KernelError on anything but x86-64.
+    Everything is done when a call returns, so streams and events are only names. KernelError on anything but x86-64.
     """
 
     name = "sim"
@@ -54,19 +57,37 @@ class SimDevice:
         self.order, self.seed, self._sanitizer = ORDERS[order], seed, sanitizer
         self._libraries: dict[str, c.CDLL] = {}
 
-    def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+    def facts(self) -> Facts:
+        return Facts("simulator", free_memory(), free_memory(), (0, 0), 0, 0)
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Host:
         return fenced(shape, dtype)
 
-    def write(self, target: np.ndarray[Any, Any], host: np.ndarray[Any, Any]) -> None:
-        if target.shape != host.shape or target.dtype != host.dtype:
-            raise ValueError(f"{host.dtype} {host.shape} does not go into {target.dtype} {target.shape}")
+    def free(self, array: Host) -> None: ...
+
+    def lock(self, host: Host) -> None: ...
+
+    def unlock(self, host: Host) -> None: ...
+
+    def stream(self) -> Any: ...
+
+    def record(self, stream: Any) -> Any: ...
+
+    def wait(self, stream: Any, event: Any) -> None: ...
+
+    def happened(self, event: Any) -> bool:
+        return True
+
+    def synchronise(self, stream: Any) -> None: ...
+
+    def write(self, target: Host, host: Host, stream: Any) -> None:
         target[...] = host
 
-    def read(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return array.copy()
+    def read(self, host: Host, source: Host, stream: Any) -> None:
+        host[...] = source
 
-    def run(self, file: str, name: str, grid: tuple[int, int, int], threads: int, arguments: list[Any],
-            shared: int) -> None:  # fmt: skip
+    def launch(self, file: str, name: str, grid: tuple[int, int, int], threads: int, arguments: list[Any],
+               shared: int, stream: Any) -> None:  # fmt: skip
         if file not in self._libraries:
             self._libraries[file] = simulated(file, self._sanitizer)
         library = self._libraries[file]
@@ -75,16 +96,23 @@ class SimDevice:
         boxes = [np.array(value) for value in keep]
         for i, box in enumerate(boxes):
             pointers[i] = box.ctypes.data
-        launch = getattr(library, f"simulated_{KERNELS[file].index(name)}")
+        function = getattr(library, f"simulated_{KERNELS[file].index(name)}")
         shape = (c.c_uint * 6)(*grid, threads, 1, 1)
         with _lock:
-            fine = launch(shape, c.c_uint(shared), pointers, self.order, c.c_ulonglong(self.seed))
+            fine = function(shape, c.c_uint(shared), pointers, self.order, c.c_ulonglong(self.seed))
             error = b"" if fine else library.simulated_error()
         if not fine:
             raise SimulatedFault(f"{name}: {error.decode()}")
 
-    def close(self) -> None:
+    def close(self, reset: bool) -> None:
         self._libraries.clear()
+
+
+class SimDevice(Device):
+    """A device on the simulator; arguments of SimDriver."""
+
+    def __init__(self, order: str = "forward", seed: int = 1, sanitizer: str | None = None) -> None:
+        super().__init__(SimDriver(order, seed, sanitizer))
 
 
 def fenced(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:

@@ -97,7 +97,6 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("backend", "cuda"),
         ("expert_placement", {"0": "gpu"}),
         ("gpu_cache_bytes", 1),
         ("gpu_reset_on_exit", True),

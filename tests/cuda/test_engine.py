@@ -8,36 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri_lab.convert import convert
 from colibri_lab.errors import NotAvailable
-from tests.makers import FAMILIES, make
+from tests.makers import FAMILIES
 from tests.parity.models import engine, greedy, logits
 
 PROMPT = [5, 9, 33, 2, 60, 17, 8]
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("int4", {"sliding_window": 6}),
-    "qwen2_moe": ("int8", {"num_hidden_layers": 3, "mlp_only_layers": [1]}),
-    "qwen3_moe": ("fp16", {"num_experts_per_tok": 3}),
-    "olmoe": ("int4", {"clip_qkv": 0.7}),
-}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    at = tmp_path_factory.mktemp("cuda")
-    assert set(MODELS) == set(FAMILIES)
-    return {
-        name: convert(make(name, 12, **overrides).save(at / f"{name}-hf"), at / name, quantize=quantize)
-        for name, (quantize, overrides) in MODELS.items()
-    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-def test_sixteen_tokens_of_the_reference(models: dict[str, Path], family: str, precision: str) -> None:
+def test_sixteen_tokens_of_the_reference(converted: dict[str, Path], family: str, precision: str) -> None:
     said, scores = {}, {}
     for backend in ("reference", "sim"):
-        with engine(models[family], backend=backend, precision=precision) as made:
+        with engine(converted[family], backend=backend, precision=precision) as made:
             said[backend], scores[backend] = greedy(made, PROMPT, 16), logits(made, PROMPT)
             assert made.describe()["backend"] == backend
     assert said["sim"] == said["reference"] and len(said["sim"]) == 16
@@ -55,11 +38,11 @@ def test_sixteen_tokens_of_the_reference(models: dict[str, Path], family: str, p
     ],
     ids=lambda settings: "+".join(settings),
 )
-def test_settings_change_no_token(models: dict[str, Path], settings: dict[str, Any]) -> None:
+def test_settings_change_no_token(converted: dict[str, Path], settings: dict[str, Any]) -> None:
     """A cache of the least experts, chunks, small slots, the pipeline with guesses, the exact two-stage router."""
     with (
-        engine(models["mixtral"], backend="sim") as plain,
-        engine(models["mixtral"], backend="sim", **settings) as made,
+        engine(converted["mixtral"], backend="sim") as plain,
+        engine(converted["mixtral"], backend="sim", **settings) as made,
     ):
         assert greedy(made, PROMPT, 12) == greedy(plain, PROMPT, 12)
         assert np.array_equal(logits(made, PROMPT), logits(plain, PROMPT))
@@ -67,10 +50,10 @@ def test_settings_change_no_token(models: dict[str, Path], settings: dict[str, A
             assert made.counters()["pager"]["evictions"] > 0
 
 
-def test_persistence_waits_for_its_turn(models: dict[str, Path], tmp_path: Path) -> None:
+def test_persistence_waits_for_its_turn(converted: dict[str, Path], tmp_path: Path) -> None:
     where = {"kv_cache_persistence_path": tmp_path / "kv"}
     with (
         pytest.raises(NotAvailable, match="not available yet with backend: sim"),
-        engine(models["mixtral"], backend="sim", **where),
+        engine(converted["mixtral"], backend="sim", **where),
     ):
         raise AssertionError("an engine was made")

@@ -12,7 +12,7 @@ import pytest
 from colibri_lab import doctor
 from colibri_lab.cli import main
 from colibri_lab.doctor import BAD, GOOD, NOTE
-from colibri_lab.ops import build
+from colibri_lab.ops import build, gpu
 
 
 def machine(root: Path, **files: str) -> Path:
@@ -94,9 +94,12 @@ def test_processor_governor_and_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     found = doctor.processor(root)
     assert found.state == NOTE and found.says.startswith("A Processor;") and "performance" in found.do
-    assert doctor.gpu(root).state == NOTE and not doctor.gpu(root).do, "nothing to install would make it run there"
-    says = "the engine runs on the processor, backend: cuda is not available yet"
-    assert doctor.gpu(root).says == f"NVRM version: NVIDIA 580; {says}"
+    lacking = gpu.trouble()
+    assert lacking is not None
+    says = f"NVRM version: NVIDIA 580; the engine runs on the processor: {lacking.says}"
+    assert doctor.gpu(root) == doctor.Finding("GPU", NOTE, says, lacking.do)
+    monkeypatch.setattr(gpu, "trouble", lambda: None)
+    assert doctor.gpu(root).state == GOOD and "the engine runs on the GPU" in doctor.gpu(root).says
     assert "the engine runs on the processor" in doctor.gpu(tmp_path / "nowhere").says
     monkeypatch.setattr(doctor, "_version", lambda name: None)
     assert doctor.versions().state == BAD and "missing: numpy" in doctor.versions().says

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from colibri_lab.ops import build, isa, probe
-from colibri_lab.ops.select import choose_backend
+from colibri_lab.ops import build, gpu, isa, probe
+from colibri_lab.ops.select import NoGpu, choose_backend
 
 ROOT = Path(__file__).parents[2]
 # Compiling takes seconds; a stand-in copies a library made before, so that the cache is tested and not gcc.
@@ -213,7 +213,8 @@ def test_choose_backend():
     backend, reason = choose_backend("auto", "fast", 2)
     assert (backend.name, backend.precision, backend.threads) == ("cpu", "fast", 2) and backend.isa in reason
     assert choose_backend("reference", "exact")[0].name == "reference"
-    with pytest.raises(ValueError, match="not available yet"):
+    assert gpu.trouble().says in reason
+    with pytest.raises(NoGpu, match=f"backend: cuda: {gpu.trouble().says}; .*install"):
         choose_backend("cuda")
     with pytest.raises(ValueError, match="none of auto"):
         choose_backend("gpu")
