@@ -19,6 +19,7 @@ from . import plugins
 from .combined import refuse_combinations
 from .errors import ConfigError, NotAvailable
 from .refusals import in_words
+from .settings_table import settings_table
 from .sizes import CoreMask, FilePath, Size
 from .yamlfile import read_mapping
 
@@ -190,9 +191,18 @@ class Config(BaseModel):
         None, "gpu or cpu per expert, layer or pattern", section="placement", built=[None, "cpu"]
     )
     gpu_cache_bytes: Size | None = key(
-        None, "GPU memory for expert pages", section="placement", unit="bytes", ge=0, built=[None]
+        None,
+        "GPU memory for expert pages; none: what the card has left, at most all experts",
+        section="placement",
+        unit="bytes",
+        ge=0,
     )
-    gpu_reset_on_exit: bool = key(False, "free this process's GPU memory on exit", section="placement", built=[False])
+    gpu_reset_on_exit: bool = key(
+        False,
+        "at the end free the process's pools and context on the card too, whoever in this process made them; never "
+        "resets the card",
+        section="placement",
+    )
     telemetry: bool = key(True, "record events for boards and traces", section="telemetry")
     telemetry_top_logprobs: int = key(
         0, "most probable tokens recorded beside each sampled one", section="telemetry", live=True, ge=0, le=20
@@ -270,19 +280,7 @@ class Config(BaseModel):
         refuse_combinations(self, source)
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        rows = []
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            shown = escape("" if value is None else str(value))
-            if name in self.model_fields_set and value != field.default:
-                shown = f"<b>{shown}</b>"
-            live = "live" if self.fact(name, "live") else ""
-            cells = (name, shown, escape(str(self.fact(name, "unit"))), live, escape(field.description or ""))
-            rows.append("<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>")
-        head = "".join(f"<th>{h}</th>" for h in ("key", "value", "unit", "", "what it does"))
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        return settings_table(self)
 
 
 def several(prefetcher: object) -> bool:

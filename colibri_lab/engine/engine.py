@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..config import Config
 from ..errors import EngineClosed, RequestError
+from ..ops.cuda import CudaBackend
 from . import evaluate, show
 from .follow import Followed, follow
 from .interrupt import Shield
@@ -140,6 +141,7 @@ class Engine:
             "dispatch": dispatch | (p.transformer.counters() if isinstance(p.transformer, Pipeline) else {}),
             "batch": s.batch.counters(),
             "host": p.host.counters(),
+            "gpu": p.backend.counters() if isinstance(p.backend, CudaBackend) else {},
             "telemetry": p.telemetry.counters(),
         }
 

@@ -21,6 +21,7 @@ from ..memory import usable_cores
 from ..model.store import ModelFile
 from ..model.tokenizer import Tokenizer
 from ..model.transformer import Transformer
+from ..ops.cuda import CudaBackend
 from ..ops.routing import Routing
 from ..ops.select import choose_backend
 from ..ops.types import Backend, Rows
@@ -120,6 +121,14 @@ def sight(config: Config) -> tuple[int, int]:
     return RECENT, SINKS
 
 
+def refuse_without_gpu(config: Config, backend: str) -> None:
+    """ConfigError for a key of the GPU with a backend that has none: it would change nothing."""
+    needs = {"gpu_cache_bytes": config.gpu_cache_bytes is not None, "gpu_reset_on_exit": config.gpu_reset_on_exit}
+    for key, asked in needs.items():
+        if asked and not (backend == "cuda" or (backend == "sim" and key != "gpu_reset_on_exit")):
+            raise ConfigError(f"settings: {key}: backend {backend} uses no GPU; leave it out, or set backend: cuda")
+
+
 def build(config: Config, positions: int | None = None) -> Parts:
     """All parts, bound. What was opened is closed again when a later part fails.
 
@@ -135,8 +144,10 @@ def build(config: Config, positions: int | None = None) -> Parts:
         host = Host(config.io_priority, config.cpu_affinity_mask)  # before any thread of ours is started
         stack.callback(host.restore)
         threads = config.threads or usable_cores()
-        backend, why = choose_backend(config.backend, config.precision, threads)
+        backend, why = choose_backend(config.backend, config.precision, threads, config.gpu_cache_bytes,
+                                      config.gpu_reset_on_exit)  # fmt: skip
         stack.callback(backend.close)
+        refuse_without_gpu(config, backend.name)
         weights, rounded = settle_weights(file.weights(), config)
         foreign, top_k = settle_router(config), weights.top_k
         routing = weights.routing
@@ -169,6 +180,9 @@ def build(config: Config, positions: int | None = None) -> Parts:
         if persistence is not None:
             stack.callback(persistence.close)
         backend.bind(weights, pool, pager.arrays, rows)
+        above = backend.tier if isinstance(backend, CudaBackend) else None
+        if above is not None:
+            pager.attach(above)
         router = None if foreign is None else RouterHook(foreign, rows, routing if config.router_audit else None)
         dispatcher = Dispatcher(spec.experts, top_k)
         ahead = Lookahead(pager, partial(make_prefetchers, rows=rows, weights=weights), config.expert_prefetch_pages)

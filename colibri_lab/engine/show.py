@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from ..config import Config
+from ..ops.cuda import CudaBackend
 from ..ops.layout import PAGE
 from ..ops.routing import COUNTS, QUANTISED, report
 from ..pager.policies import policy_name
@@ -42,6 +43,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "direct_io": parts.pager.direct,
         "reads": parts.pager.reads,
         "frames": pager.frames.capacity * pager.frames.pages,
+        "gpu_cache_bytes": b.tier.bytes if isinstance(b := parts.backend, CudaBackend) and b.tier else 0,
         "kv_slots": kv.slots.slots,
         "kv_slot_size": kv.slots.size,
         "kv_dtype": config.kv_cache_dtype,

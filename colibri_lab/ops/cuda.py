@@ -14,6 +14,7 @@ from . import checks
 from .cuda_experts import Experts
 from .cuda_router import RouterLaunches
 from .device import Device
+from .frames import DeviceFrames
 from .launch import LANE_DIMS, Kernels
 from .layout import ceil_div
 from .products import Activations, Paged, Residents, upload
@@ -30,7 +31,9 @@ class CudaBackend:
 
     isa = "cuda"
 
-    def __init__(self, device: Device, precision: str = "fast") -> None:
+    def __init__(self, device: Device, precision: str = "fast", cache_bytes: int | None = None) -> None:
+        """cache_bytes: of device memory for experts, see DeviceFrames."""
+        self._cache_bytes = cache_bytes
         self.precision = checks.precision(precision)
         self.device, self.name = device, device.name
         self.kernels = Kernels(device)
@@ -40,8 +43,9 @@ class CudaBackend:
         checks.bind(weights, kv, pages, rows)
         if kv.k.shape[2] > 32 * LANE_DIMS[-1]:
             raise ValueError(f"head_dim {kv.k.shape[2]} is more than the {32 * LANE_DIMS[-1]} of attention's kernels")
-        self._bound = None
-        self.device.release()
+        if self._bound is not None:
+            self._bound = None
+            self.device.release()
         try:
             self._take(weights, kv, pages, rows)
         except BaseException:  # not enough memory, or Ctrl-C: nothing of it stays on the device
@@ -63,9 +67,10 @@ class CudaBackend:
         self._table = None if w.embedding is None else upload(d, w.embedding)
         self._make_room(weights, kv, rows)
         self.router = RouterLaunches(self.kernels, w, r)
-        self.experts = Experts(self.kernels, w, pages, r, self._residents, self.precision == "fast")
         mine = [(r, self._residents.matrix(m)) for layer in w.layers for m in (layer.attention.qkv, layer.attention.o)]
-        self._acts = Activations(self.kernels, self.precision == "fast", [*mine, (r, self._head)])
+        fast = self.precision == "fast"
+        self._acts = Activations(self.kernels, fast, [*mine, (r, self._head)])
+        self.experts = Experts(self.kernels, w, pages, r, self._residents, fast, self._cache_bytes)
 
     def _make_room(self, w: ModelWeights, kv: KVPool, rows: Rows) -> None:
         r, d = rows.capacity, self.device
@@ -83,6 +88,16 @@ class CudaBackend:
         self._sight = d.empty((r * kv.where.shape[2],), np.int32) if kv.recent else None
         self._ints = {name: d.empty((r,), np.int32) for name in ("token", "seat", "position", "count", "status", "out")}
         self._argmax, self._begin = d.empty((r,), np.int32), d.empty((r,), np.int64)
+
+    @property
+    def tier(self) -> DeviceFrames | None:
+        """Experts on the device; None for a model without any."""
+        return self.experts.frames
+
+    def counters(self) -> dict[str, int]:
+        """Of experts on the device, and of memory and transfers."""
+        frames = self.experts.frames
+        return {**self.device.counters(), **(frames.counters() if frames is not None else {})}
 
     def _all(self) -> Binding:
         if self._bound is None:

@@ -23,10 +23,13 @@ Three = tuple[Paged, Paged, Paged]  # gate, up, down
 
 @dataclass(frozen=True)
 class Picks:
-    """Experts of a wave with their frames; each pick's row and weight; each row's picks as a list from begin[r] on."""
+    """Experts of a wave, in parts that fit on the device; each pick's row and weight; a row's picks from begin[r] on.
 
-    tables: I32  # [J, pages]
-    counts: list[int]  # [J]
+    Picks lie expert by expert, in the order of the parts.
+    """
+
+    parts: list[list[int]]
+    counts: dict[int, int]  # of picks, by expert
     row: I32  # [P], counted from the first row
     weight: np.ndarray[Any, Any]  # float32 [P], in the order of `order`
     begin: I32  # [R + 1]
@@ -37,19 +40,15 @@ class Experts:
     """Room for `capacity` rows of the model's widest network."""
 
     def __init__(self, kernels: Kernels, w: ModelWeights, pages: ExpertPages, capacity: int, residents: Residents,
-                 fast: bool) -> None:  # fmt: skip
+                 fast: bool, budget: int | None = None) -> None:  # fmt: skip
+        """budget: bytes of device memory for experts, see DeviceFrames."""
         self._kernels, self._w, self._residents = kernels, w, residents
         d, sparse = kernels.device, any(layer.gate is not None for layer in w.layers)
         most = capacity * max(w.top_k, 1)
         sizes, widest = [], [1]
         self.frames: DeviceFrames | None = None
         if sparse:
-            per_expert = w.expert[2].pages
-            self.frames = DeviceFrames(d, pages, per_expert)
-            self._tables = d.empty((w.experts * per_expert,), np.int32)
-            gate, up, down = (Paged(m, self.frames.frames, self._tables, per_expert) for m in w.expert)
-            self._paged: Three = gate, up, down
-            sizes += [(most, m) for m in self._paged]
+            sizes += [(most, Paged(m, None, None, 0)) for m in w.expert]
             widest.append(most * w.expert[0].rows)
         for layer in w.layers:
             for network in filter(None, (layer.dense, layer.shared)):
@@ -66,48 +65,64 @@ class Experts:
         self._shared_weight = d.empty((capacity,), np.float32)
         gates = [layer.shared_gate for layer in w.layers]
         self._shared_gates = [None if gate is None else upload(d, gate) for gate in gates]
+        if sparse:  # last, since it takes what the card has left
+            self.frames = DeviceFrames(d, pages, w.expert[2].pages, w.top_k, budget)
+            gate, up, down = (Paged(m, self.frames.frames, self.frames.table, w.expert[2].pages) for m in w.expert)
+            self._paged: Three = gate, up, down
 
     def plan(self, layer: int, rows: Rows, some: slice, first: int, last: int) -> Picks | None:
-        """Who computes what in this wave. IndexError, or MissingPage, before anything has changed."""
+        """Who computes what in this wave. IndexError before anything has changed."""
         if self._w.layers[layer].dense is not None:
             return None
         chosen = checks.indices(rows.experts[some], self._w.experts, "experts")
         row, rank = np.nonzero((chosen >= first) & (chosen < last))
-        expert, weight = chosen[row, rank], rows.weights[some][row, rank]
-        sort = np.lexsort((row, expert))
-        expert, weight = expert[sort], weight[sort]
-        of: I32 = row[sort].astype(np.int32)
-        wanted, counts = np.unique(expert, return_counts=True)
-        if not len(wanted):
+        if not len(row):
             return None
-        order: I32 = np.argsort(of, kind="stable").astype(np.int32)  # stable: ascending experts within a row
-        begin: I32 = np.searchsorted(of[order], np.arange(len(chosen) + 1)).astype(np.int32)
         assert self.frames is not None
-        tables = self.frames.tables(layer, wanted.tolist())
-        return Picks(tables, counts.tolist(), of, weight[order], begin, order)
+        expert, weight = chosen[row, rank], rows.weights[some][row, rank]
+        wanted, counts = np.unique(expert, return_counts=True)
+        parts = self.frames.parts(layer, wanted.tolist())
+        place = np.zeros(self._w.experts, np.int32)
+        place[[e for part in parts for e in part]] = np.arange(len(wanted))
+        sort = np.lexsort((row, place[expert]))
+        expert, weight, of = expert[sort], weight[sort], row[sort].astype(np.int32)
+        order = np.lexsort((expert, of)).astype(np.int32)  # a row's picks in ascending order of experts
+        begin = np.searchsorted(of[order], np.arange(len(chosen) + 1)).astype(np.int32)
+        return Picks(parts, dict(zip(wanted.tolist(), counts.tolist(), strict=True)), of, weight[order], begin, order)
 
     def run(self, layer: int, picks: Picks | None, x: Any, some: slice, start: bool) -> None:
         """Add a wave's experts of x [n, H] to the layer's sum."""
-        total = self._sum[some]
+        total, n = self._sum[some], some.stop - some.start
         if start:
             self._elementwise("clear", total.size, total)
         if picks is None:
             return
-        n, batch = some.stop - some.start, batch_for(picks.counts)
-        jobs = job_list(list(range(len(picks.counts))), picks.counts, batch)
-        self._put(self._tables, picks.tables.reshape(-1))
-        on_rows = Jobs(self._put(self._jobs, jobs), self._put(self._rows, picks.row), batch)
-        on_picks = Jobs(on_rows.list, self._each, batch)
-        self._network(self._paged, x, n, on_rows, on_picks, len(picks.row))
+        assert self.frames is not None
+        self._put(self._rows, picks.row)
+        at = 0
+        for part in picks.parts:
+            counts = [picks.counts[e] for e in part]
+            self.frames.bring(layer, part)
+            self._compute(layer, part, counts, x, n, at)
+            self.frames.done(layer, part)
+            at += sum(counts)
         self._add(self._put(self._begin, picks.begin), self._put(self._order, picks.order),
                   self._put(self._weight, picks.weight), total, n)  # fmt: skip
+
+    def _compute(self, layer: int, part: list[int], counts: list[int], x: Any, n: int, at: int) -> None:
+        """The networks of some experts, from pick `at` on."""
+        batch, count = batch_for(counts), sum(counts)
+        keys = [layer * self._w.experts + e for e in part]
+        jobs = self._put(self._jobs, job_list(keys, counts, batch))
+        on_rows = Jobs(jobs, self._rows[at : at + count], batch)
+        self._network(self._paged, x, n, on_rows, Jobs(jobs, self._each, batch), count, self._y[at : at + count])
 
     def finish(self, layer: int, x: Any, residual: Any, some: slice) -> None:
         """Add the dense network or the shared expert to the sum, and the sum to the residual stream."""
         block, n, total = self._w.layers[layer], some.stop - some.start, self._sum[some]
         for network in filter(None, (block.dense, block.shared)):
             jobs = self._residents.jobs(n)
-            self._network(self._resident(network), x, n, jobs, jobs, n)
+            self._network(self._resident(network), x, n, jobs, jobs, n, self._y)
             self._add(self._each[: n + 1], self._each[:n], self._weight_of(block, network, layer, x, n), total, n)
         self._elementwise("add_sum", total.size, residual, total)
 
@@ -117,8 +132,8 @@ class Experts:
         self._kernels("shared_weight", (n, 1, 1), 32, self._shared_gates[layer], x, self._shared_weight, self._w.hidden)
         return self._shared_weight
 
-    def _network(self, m: Three, x: Any, n: int, on_rows: Jobs, on_picks: Jobs, picks: int) -> None:
-        """self._y [picks, H] = down(silu(gate x) * up x)."""
+    def _network(self, m: Three, x: Any, n: int, on_rows: Jobs, on_picks: Jobs, picks: int, y: Any) -> None:
+        """y [picks, H] = down(silu(gate x) * up x)."""
         gate, up, down = m
         width = gate.layout.rows
         self._acts.prepare(x, n, gate)
@@ -126,7 +141,7 @@ class Experts:
         self._acts.product(x, up, on_rows, self._up)
         self._kernels("swiglu", (ceil_div(width, 256), picks, 1), 256, self._gate, self._up, self._hidden, width)
         self._acts.prepare(self._hidden, picks, down)
-        self._acts.product(self._hidden, down, on_picks, self._y)
+        self._acts.product(self._hidden, down, on_picks, y)
 
     def _add(self, begin: Any, order: Any, weight: Any, total: Any, n: int) -> None:
         self._kernels("add_picks", (ceil_div(self._w.hidden, 256), n, 1), 256, self._y, begin, order, weight, total,

@@ -1,36 +1,132 @@
-"""The device's frames: each mirrors one of the host's arena, and takes a page when a kernel first needs it there."""
+"""The device's frames and the page table that kernels read there: experts come from the host's frames, beside kernels.
+
+A transfer waits for the kernels that used its frames before, kernels wait for the transfers of what they read; nothing
+else does, so the transfers of one layer and what is sent ahead run while other kernels compute.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter_ns as clock
 from time import sleep
 from typing import Any
 
 import numpy as np
 
+from ..errors import ConfigError
 from .device import Device
 from .layout import PAGE
+from .tier import Tier
 from .types import COMING, I32, ExpertPages, MissingPage
+
+MIB = 1 << 20
+LEFT = 256 * MIB  # of the card's memory, to whoever else needs some
+KEY = "settings: gpu_cache_bytes"
 
 
 class DeviceFrames:
-    """frames: uint8 [F * PAGE] on the device. pages_copied counts what was sent, runs_copied in how many transfers."""
+    """frames: uint8 [runs * pages * PAGE] on the device, in one piece; table: int32 [L * E, pages] of frame numbers.
 
-    def __init__(self, device: Device, pages: ExpertPages, per_expert: int) -> None:
+    pages_copied counts what was sent, runs_copied in how many transfers.
+    """
+
+    def __init__(self, device: Device, pages: ExpertPages, per_expert: int, top_k: int, budget: int | None) -> None:
+        """budget: bytes for experts, None: what the card has left, at most all of them. ConfigError where one token's
+        experts do not fit."""
         self._device, self._pages, self._per_expert = device, pages, per_expert
-        self.frames = device.empty((pages.frames.size,), np.uint8)
-        self._owner = np.full(len(pages.frames), -1, np.int64)  # which page lies in a frame of the device
+        self.layers, self.experts = pages.table.shape[:2]
+        self._run_bytes, most = per_expert * PAGE, self.layers * self.experts
+        self.least = min(top_k, most)
+        if budget is None:
+            left = device.driver.facts().free - most * per_expert * 4 - LEFT
+            budget = max(self.least * self._run_bytes, left)
+        capacity = min(budget // self._run_bytes, most)
+        if capacity < self.least:
+            raise ConfigError(
+                f"{KEY}: {budget / MIB:.4g} MiB is too little for this model: one token needs {top_k} experts at once, "
+                f"so the least is {self.least * self._run_bytes / MIB:.4g} MiB"
+            )
+        spare = min(max(top_k, capacity // 16), capacity - self.least) if capacity < most else 0
+        self.tier = Tier(capacity, spare)
+        self.frames = device.empty((capacity * self._run_bytes,), np.uint8)
+        self.table = device.empty((most, per_expert), np.int32)
+        self._numbers = np.arange(capacity * per_expert, dtype=np.int32).reshape(capacity, per_expert)
+        self._used: dict[int, Any] = {}  # run -> the event after which nobody reads it
+        self._looked: dict[int, Any] = {}  # key -> the event after which nobody reads its row of the table
+        self._unsettled = False  # whether a transfer may still read the host's frames
+        self._coming: dict[int, Any] = {}  # key -> the event of a transfer that kernels have not waited for
         self.pages_copied = self.runs_copied = 0
 
-    def tables(self, layer: int, experts: list[int]) -> I32:
-        """int32 [experts, pages] of frames that hold these experts on the device now. Waits for pages that are coming.
+    def parts(self, layer: int, experts: Sequence[int]) -> list[list[int]]:
+        """Experts in parts that fit on the device, those that are there already first."""
+        here = [e for e in experts if layer * self.experts + e in self.tier.held]
+        other = [e for e in experts if layer * self.experts + e not in self.tier.held]
+        return [part for part in (here, *_cut(other, self.tier.keep)) if part]
 
-        MissingPage before anything is copied.
+    def bring(self, layer: int, experts: Sequence[int]) -> None:
+        """Kernels launched from now on find these experts through the table. Waits for pages on their way to the host.
+
+        MissingPage before anything is sent.
         """
-        found = np.stack([self._arrived(layer, e) for e in experts])
-        for e, frames in zip(experts, found, strict=True):
-            self._copy(frames, (layer * self._pages.table.shape[1] + e) * self._per_expert)
-        return found
+        keys = [layer * self.experts + e for e in experts]
+        missing = {key: self._arrived(layer, e) for key, e in zip(keys, experts, strict=True) if not self._has(key)}
+        busy = set(keys)
+        for key in keys:
+            if key not in missing:
+                self.tier.find(key, busy)
+        for key, host in missing.items():
+            self._send(key, self.tier.admit(key, busy), host)
+        for event in {id(e): e for e in (self._coming.pop(key, None) for key in keys) if e is not None}.values():
+            self._device.after_sent(event)
+
+    def done(self, layer: int, experts: Sequence[int]) -> None:
+        """The kernels that read these have been launched."""
+        event = self._device.used()
+        for key in (layer * self.experts + e for e in experts):
+            self._used[self.tier.held[key]] = self._looked[key] = event
+
+    def warm(self, layer: int, expert: int) -> None:
+        """Send what may be asked for soon, where it costs nobody his place; the host has it."""
+        key = layer * self.experts + expert
+        host = self._pages.table[layer, expert, : self._per_expert]
+        if (host < 0).any():
+            return
+        run = self.tier.guess(key)
+        if run is not None:
+            self._send(key, run, host.copy())
+
+    def pin(self, key: int, pinned: bool) -> None:
+        """See Tier.pin."""
+        self.tier.pin(key, pinned)
+
+    def lock(self, memory: np.ndarray[Any, Any]) -> None:
+        """The host's frames, so that transfers read them directly."""
+        self._device.lock(memory)
+
+    def unlock(self, memory: np.ndarray[Any, Any]) -> None:
+        self._device.unlock(memory)
+
+    def settle(self) -> None:
+        """Return when no transfer reads the host's frames any more."""
+        if self._unsettled:
+            self._device.settle()
+            self._unsettled = False
+
+    def guesses(self, wanted: bool) -> None:
+        """See Tier.guesses."""
+        self.tier.guesses(wanted)
+
+    @property
+    def bytes(self) -> int:
+        """Of device memory for experts."""
+        return self.tier.capacity * self._run_bytes
+
+    def counters(self) -> dict[str, int]:
+        """Experts by what became of them, pages that were sent, and in how many transfers."""
+        return {**self.tier.counters(), "pages_sent": self.pages_copied, "page_runs_sent": self.runs_copied}
+
+    def _has(self, key: int) -> bool:
+        return key in self.tier.held or key in self.tier.guessed
 
     def _arrived(self, layer: int, expert: int) -> I32:
         frames, begin = self._pages.table[layer, expert, : self._per_expert], clock()
@@ -41,16 +137,22 @@ class DeviceFrames:
             raise MissingPage(f"layer {layer} expert {expert} is not in memory")
         return frames.copy()
 
-    def _copy(self, frames: I32, first: int) -> None:
-        """Pages `first`, `first` + 1, ... that the device lacks, neighbours in one transfer."""
-        lacking = np.flatnonzero(self._owner[frames] != first + np.arange(len(frames)))
-        for run in np.split(lacking, np.flatnonzero(np.diff(lacking) > 1) + 1):
-            for part in np.split(run, np.flatnonzero(np.diff(frames[run]) != 1) + 1):
-                if not len(part):
-                    continue
-                begin, end = int(frames[part[0]]), int(frames[part[-1]]) + 1
-                host: np.ndarray[Any, Any] = self._pages.frames[begin:end].reshape(-1)
-                self._device.write(self.frames[begin * PAGE : end * PAGE], host)
-                self._owner[begin:end] = first + part
-                self.pages_copied += len(part)
-                self.runs_copied += 1
+    def _send(self, key: int, run: int, host: I32) -> None:
+        """All pages of an expert, neighbours on the host in one transfer, and its row of the table."""
+        for event in (self._used.pop(run, None), self._looked.pop(key, None)):
+            if event is not None:
+                self._device.after_used(event)
+        self._unsettled = True
+        first = run * self._per_expert
+        for part in np.split(np.arange(len(host)), np.flatnonzero(np.diff(host) != 1) + 1):
+            begin, end = first + int(part[0]), first + int(part[-1]) + 1
+            source = self._pages.frames[host[part[0]] : host[part[-1]] + 1].reshape(-1)
+            self._device.send(self.frames[begin * PAGE : end * PAGE], source)
+            self.runs_copied += 1
+        self.pages_copied += len(host)
+        self._device.send(self.table[key], self._numbers[run])
+        self._coming[key] = self._device.sent()
+
+
+def _cut(experts: list[int], most: int) -> list[list[int]]:
+    return [experts[i : i + most] for i in range(0, len(experts), most)]

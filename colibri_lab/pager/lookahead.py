@@ -81,7 +81,7 @@ class Lookahead:
         for recall in (self._together, *self._each.values()):
             recall.known(layer, chosen, pager.decode)
         missing, pager.missed = pager.missed, []
-        if pager.resident == pager.frames.most:
+        if pager.resident == pager.frames.most and pager.above is None:
             return  # nothing is left to guess
         wanted: dict[Key, None] = {}  # most trusted first
         for name, prefetcher in self._prefetchers.items():

@@ -253,6 +253,8 @@ class Pager(Residency):
             if not 0 <= expert < self.experts:
                 raise PagerError(f"the prefetcher asked for expert {expert} of layer {layer}: there are {self.experts}")
             if self._run[base + expert] >= 0:
+                if self.above is not None:
+                    self.above.warm(layer, expert)
                 continue
             if base + expert in self.ahead.flights:
                 self.ahead.flights.move_to_end(base + expert)

@@ -14,7 +14,7 @@ from ..events import PageKind
 from ..memory import free_memory
 from ..ops.types import ABSENT, ExpertPages
 from .ahead import Ahead
-from .frames import Frames
+from .frames import Above, Frames
 from .pins import Pins
 from .policies import make_policy, tell_rows, victim_of
 from .policy import Policy
@@ -51,7 +51,14 @@ class Residency:
         self.arrays = ExpertPages(self.frames.array, self.table, reader=transfer.address)
         self._run = [-1] * (layers * experts)  # key -> run, the table's short form; set as soon as a read is asked for
         self.resident = self.evictions = self.pin_events = self.budget = 0
+        self.above: Above | None = None
         self.resize(self.default() if budget is None else budget)
+
+    def attach(self, above: Above) -> None:
+        """A faster tier takes experts from here from now on, and is told of pins and guesses. ConfigError."""
+        self.frames.attach(above)
+        self.above = above
+        above.guesses(self._guesses)
 
     @property
     def least(self) -> int:
@@ -74,6 +81,8 @@ class Residency:
             self.pin_events += 1
         else:
             self._policy.admit(key)
+        if self.above is not None:
+            self.above.pin(key, pin)
         if self.on_page:
             kind = PageKind.PIN if pin else PageKind.UNPIN
             self.on_page(clock(), kind, *divmod(key, self.experts), self.frames.pages, 0, self.step)
@@ -110,6 +119,8 @@ class Residency:
     def guess(self, wanted: bool) -> None:
         """From now on some runs of frames are kept for guesses, or none; those on their way are given up."""
         self._guesses = wanted
+        if self.above is not None:
+            self.above.guesses(wanted)
         self.resize(self.budget)
 
     def check(self, budget: int) -> int:

@@ -98,8 +98,6 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
     ("name", "value"),
     [
         ("expert_placement", {"0": "gpu"}),
-        ("gpu_cache_bytes", 1),
-        ("gpu_reset_on_exit", True),
     ],
 )
 def test_what_is_not_built_is_refused(name: str, value: object) -> None:

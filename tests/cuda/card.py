@@ -23,6 +23,8 @@ from colibri_lab.ops import gpu
 from colibri_lab.ops.launch import KERNELS, bundle
 from colibri_lab.ops.simulator import SimDriver, fenced
 
+LATE = ("everything", "kernels", "nothing")
+
 
 class CUDARuntimeError(RuntimeError):
     def __init__(self, status: int, says: str) -> None:
@@ -59,11 +61,13 @@ class Queue:
 class Stream:
     def __init__(self, card: Card) -> None:
         self.card, self.ptr, self.queue = card, card.number(), Queue()
+        second = len(card.streams) % 2 == 1
+        self.eager = card.late == "nothing" or (card.late == "kernels" and second)
         weakref.finalize(self, card.note, "destroy stream", self.ptr)
 
     def give(self, work: Callable[[], None]) -> None:
         self.queue.work.append(work)
-        if not self.card.late:
+        if self.eager:
             self.queue.catch_up()
 
     def synchronize(self) -> None:
@@ -117,10 +121,10 @@ class Module:
 
 
 class Card:
-    """late: see above; otherwise all is done at once. memory: bytes that there are. error_at, interrupt_at: the number
-    of the call that fails with an error of CUDA, or brings Ctrl-C."""
+    """late: what is done as late as it may be: everything, or kernels (transfers at once), or nothing. memory: bytes
+    that there are. error_at, interrupt_at: number of the call that fails with an error of CUDA, or brings Ctrl-C."""
 
-    def __init__(self, late: bool = True, memory: int = 1 << 31, **about: Any) -> None:
+    def __init__(self, late: str = "everything", memory: int = 1 << 31, **about: Any) -> None:
         self.late, self.memory = late, memory
         self.driver, self.runtime, self.nvrtc = 13010, 13020, (13, 0)
         self.count, self.capability = 1, (9, 0)
@@ -136,6 +140,7 @@ class Card:
         self.calls = self.mallocs = 0
         self.taken: dict[int, Any] = {}
         self.locked: dict[int, int] = {}
+        self.reading: set[int] = set()  # copies from locked memory that are not done
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.current: list[Stream] = []
         self.sim = SimDriver("random", 7)
@@ -189,19 +194,25 @@ class Card:
 
     def unregister(self, address: int) -> None:
         self.note("unlock", self.locked.pop(address))
-        assert all(s.queue.idle for s in self.streams), "let go while a stream has work to do"
+        assert not self.reading, "let go while a copy reads it"
 
     def copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
         self.call(("", "send", "fetch")[kind], stream, size)
         found = next(s for s in self.streams if s.ptr == stream)
-        locked = any(a <= source and source + size <= a + s for a, s in self.locked.items())
-        if kind == 1 and not locked:  # what is not locked has been read when the call returns
+        if kind == 2:  # memory of the host that is not locked is written when the call returns
+            found.give(lambda: ctypes.memmove(target, source, size) and None)
+            found.queue.catch_up()
+        elif any(a <= source and source + size <= a + s for a, s in self.locked.items()):
+            self.reading.add(number := self.number())
+
+            def late() -> None:
+                ctypes.memmove(target, source, size)
+                self.reading.remove(number)
+
+            found.give(late)
+        else:  # what is not locked has been read when the call returns
             kept = ctypes.string_at(source, size)
             found.give(lambda: ctypes.memmove(target, kept, size) and None)
-        else:
-            found.give(lambda: ctypes.memmove(target, source, size) and None)
-        if kind == 2:  # memory of the host that is not locked is written when the call returns
-            found.queue.catch_up()
 
     def release(self, number: int) -> None:
         self.note("release context", number)

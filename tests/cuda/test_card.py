@@ -16,7 +16,7 @@ from colibri_lab.ops.simulator import SimDevice
 from tests.ops.models import Bound, Shape, make
 from tests.parity.models import engine, greedy, logits
 
-from .card import Card, CUDARuntimeError, plug_in
+from .card import LATE, Card, CUDARuntimeError, plug_in
 
 SHAPE = Shape(layers=1, shared=9)
 PROMPT = [5, 9, 33, 2, 60, 17, 8]
@@ -27,8 +27,8 @@ def steps(backend: CudaBackend, shape: Shape = SHAPE) -> np.ndarray[Any, Any]:
     return np.concatenate([bound.step([(0, 3), (1, 4), (0, 7)]), bound.step([(1, 9)])])
 
 
-@pytest.mark.parametrize("late", [True, False], ids=["late", "at once"])
-def test_a_card_gives_the_simulators_bits(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+@pytest.mark.parametrize("late", LATE)
+def test_a_card_gives_the_simulators_bits(monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     card = plug_in(monkeypatch, Card(late))
     backend = CudaBackend(Device(CupyDriver()))
     assert np.array_equal(steps(backend), steps(CudaBackend(SimDevice("random", 7))))
@@ -102,7 +102,7 @@ def test_an_end_at_any_call(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 
 def test_an_error_while_closing_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = plug_in(monkeypatch, Card(late=False))
+    card = plug_in(monkeypatch, Card("nothing"))
     backend = CudaBackend(Device(CupyDriver()))
     steps(backend)
     card.error_at = card.calls + 1
