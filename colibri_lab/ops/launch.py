@@ -89,9 +89,9 @@ def bundle(file: str, side: str = "device") -> str:
     return "\n".join(out) + "\n"
 
 
-def signatures(file: str) -> dict[str, Signature]:
-    """By name of each instance that KERNELS lists, read from the text. LaunchError where text and list differ."""
-    text = (kernels_dir() / "cuda" / f"{file}.cu").read_text("utf8")
+def signatures(file: str, text: str | None = None) -> dict[str, Signature]:
+    """By name of each instance that KERNELS lists, read from the file (or `text`). LaunchError where they differ."""
+    text = (kernels_dir() / "cuda" / f"{file}.cu").read_text("utf8") if text is None else text
     found = {name: (template, int(most), params) for template, most, name, params in _KERNEL.findall(text)}
     if set(found) != {name.split("<")[0] for name in KERNELS[file]}:
         raise LaunchError(f"{file}.cu has the kernels {', '.join(found)}, ops/launch.py lists others")

@@ -12,7 +12,7 @@ import mmap
 import platform
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ SANITIZERS = {
 }
 ORDERS = {"forward": 0, "backward": 1, "random": 2}
 
-_lock = threading.Lock()  # a compiled file has one machine
+one_at_a_time = threading.RLock()  # a compiled file has one machine
 _libc = c.CDLL(None)
 
 
@@ -44,17 +44,20 @@ class SimulatedFault(RuntimeError):
 class SimDriver:
     """See driver.Driver. order: of threads and blocks (ORDERS); seed: of the random one; sanitizer: one of SANITIZERS.
 
-    Everything is done when a call returns, so streams and events are only names. KernelError on anything but x86-64.
+    texts: of kernel files (launch.bundle with the side hostsim) in the place of those that are there. Everything is done
+    when a call returns, so streams and events are only names. KernelError on anything but x86-64.
     """
 
     name = "sim"
 
-    def __init__(self, order: str = "forward", seed: int = 1, sanitizer: str | None = None) -> None:
+    def __init__(self, order: str = "forward", seed: int = 1, sanitizer: str | None = None,
+                 texts: Mapping[str, str] | None = None) -> None:  # fmt: skip
         if platform.machine() not in ("x86_64", "AMD64"):
             raise build.KernelError(
                 f"the simulator of CUDA kernels runs on x86-64, this machine is {platform.machine()}"
             )
-        self.order, self.seed, self._sanitizer = ORDERS[order], seed, sanitizer
+        self.order, self.seed, self._texts = ORDERS[order], seed, dict(texts or {})
+        self._flags: tuple[str, ...] = SANITIZERS[sanitizer] if sanitizer else ()
         self._libraries: dict[str, c.CDLL] = {}
 
     def facts(self) -> Facts:
@@ -88,9 +91,7 @@ class SimDriver:
 
     def launch(self, file: str, name: str, grid: tuple[int, int, int], threads: int, arguments: list[Any],
                shared: int, stream: Any) -> None:  # fmt: skip
-        if file not in self._libraries:
-            self._libraries[file] = simulated(file, self._sanitizer)
-        library = self._libraries[file]
+        library = self._library(file)
         pointers = (c.c_void_p * len(arguments))()
         keep = [np.uint64(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in arguments]
         boxes = [np.array(value) for value in keep]
@@ -98,7 +99,7 @@ class SimDriver:
             pointers[i] = box.ctypes.data
         function = getattr(library, f"simulated_{KERNELS[file].index(name)}")
         shape = (c.c_uint * 6)(*grid, threads, 1, 1)
-        with _lock:
+        with one_at_a_time:
             fine = function(shape, c.c_uint(shared), pointers, self.order, c.c_ulonglong(self.seed))
             error = b"" if fine else library.simulated_error()
         if not fine:
@@ -107,12 +108,18 @@ class SimDriver:
     def close(self, reset: bool) -> None:
         self._libraries.clear()
 
+    def _library(self, file: str) -> c.CDLL:
+        if file not in self._libraries:
+            self._libraries[file] = simulated(file, self._flags, self._texts.get(file))
+        return self._libraries[file]
+
 
 class SimDevice(Device):
     """A device on the simulator; arguments of SimDriver."""
 
-    def __init__(self, order: str = "forward", seed: int = 1, sanitizer: str | None = None) -> None:
-        super().__init__(SimDriver(order, seed, sanitizer))
+    def __init__(self, order: str = "forward", seed: int = 1, sanitizer: str | None = None,
+                 texts: Mapping[str, str] | None = None) -> None:  # fmt: skip
+        super().__init__(SimDriver(order, seed, sanitizer, texts))
 
 
 def fenced(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
@@ -130,13 +137,21 @@ def fenced(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def simulated(file: str, sanitizer: str | None = None) -> c.CDLL:
-    """The library of one kernel file, out of the cache or compiled. KernelError."""
-    text = wrapped(file, bundle(file, "hostsim"))
-    command = [build.compiler(), *FLAGS, *(SANITIZERS[sanitizer] if sanitizer else ())]
+def simulated(file: str, flags: tuple[str, ...] = (), text: str | None = None) -> c.CDLL:
+    """The library of one kernel file (or of `text` in its place), out of the cache or compiled. KernelError."""
+    text = wrapped(file, bundle(file, "hostsim") if text is None else text)
+    command = [build.compiler(), *FLAGS, *flags]
     version = subprocess.run([command[0], "--version"], capture_output=True, check=False).stdout
     key = hashlib.sha256("\0".join([*command, text]).encode() + version).hexdigest()[:20]
-    library = build.library([*command, "-"], f"sim-{file}-{key}", text)
+    more = ("-lgcc",) if "-nodefaultlibs" in flags else ()
+    try:
+        library = build.library([*command, "-", *more], f"sim-{file}-{key}", text)
+    except build.KernelError as error:
+        if "cc1plus" in str(error):
+            raise build.KernelError(
+                "the simulator of CUDA kernels needs a C++ compiler; on Debian and Ubuntu: apt install g++"
+            ) from error
+        raise
     library.simulated_error.restype = c.c_char_p
     return library
 
@@ -144,4 +159,4 @@ def simulated(file: str, sanitizer: str | None = None) -> c.CDLL:
 def wrapped(file: str, text: str) -> str:
     """The kernels in a nameless space of their own, and a C function for each instance."""
     exports = [f"SIM_EXPORT({i}, {name})" for i, name in enumerate(KERNELS[file])]
-    return "\n".join([text, '#line 1 "exports"', "SIM_ERROR", *exports, ""])
+    return "\n".join([text, '#line 1 "exports"', "SIM_ERROR SIM_RECORDED", *exports, ""])

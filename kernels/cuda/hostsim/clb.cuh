@@ -3,6 +3,7 @@
 #pragma once
 #include "sim_types.cuh"
 #include "sim_machine.cuh"
+#include "sim_record.cuh"
 #include "sim_schedule.cuh"
 #include "sim_warp.cuh"
 #include "sim_math.cuh"

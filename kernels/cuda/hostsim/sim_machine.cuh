@@ -6,7 +6,7 @@
 #else
 #define SIM_ASAN(...)
 #endif
-#if defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__) && !defined(SIM_RECORD)
 #include <sanitizer/tsan_interface.h>
 #define SIM_TSAN(...) __VA_ARGS__
 #else

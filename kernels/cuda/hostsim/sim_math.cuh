@@ -16,6 +16,8 @@ inline int __dp4a(int a, int b, int c) {
 }
 inline float __int_as_float(int v) { return sim::value<float>((u32)v); }
 inline int __float_as_int(float v) { return (int)sim::bits(v); }
+inline double __longlong_as_double(i64 v) { return sim::value<double>((u64)v); }
+inline i64 __double_as_longlong(double v) { return (i64)sim::bits(v); }
 inline int __float2int_rn(float v) { return v != v ? 0 : (int)nearbyintf(v); }
 inline int min(int a, int b) { return b < a ? b : a; }
 inline int max(int a, int b) { return a < b ? b : a; }

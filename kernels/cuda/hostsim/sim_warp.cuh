@@ -10,6 +10,7 @@ namespace sim {
 SIM_OWN inline void barrier(int line) {
   Fiber* me = M->current;
   me->status = AT_BARRIER, me->line = line;
+  SIM_TELL(BARRIER, line);
   SIM_TSAN(char* at = (char*)&M->generation + (M->generation & 1) + 2 * M->set; __tsan_release(at);)
   leave();
   SIM_TSAN(__tsan_acquire(at);)
@@ -48,6 +49,7 @@ SIM_OWN inline u64 together(Op op, u32 mask, u64 value, int source, int line) {
   if (m->op != op || m->line != line) SIM_FAIL("divergent warp operations at lines %d and %d", line, m->line);
   if (m->mask != mask) SIM_FAIL("line %d: masks %08x and %08x", line, mask, m->mask);
   m->here |= 1u << me->lane;
+  SIM_TELL(WARP, line);
   me->status = IN_WARP, me->mask = mask, me->value = value, me->source = source, me->line = line;
   SIM_TSAN(int* turn = &M->warp_generation[me->warp]; char* at = (char*)turn + (*turn & 1) + 2 * M->set;
            if (op == SYNC) __tsan_release(at);)
