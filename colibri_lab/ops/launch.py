@@ -35,6 +35,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "two_stage": ("row_codes", "code_bounds", "choose_candidates"),
     "expert_ffn": ("swiglu", "add_picks", "add_sum", "clear", "shared_weight"),
     "head": ("finish_logits",),
+    "sample": ("sample",),
 }
 FILE_OF = {name: file for file, names in KERNELS.items() for name in names}
 

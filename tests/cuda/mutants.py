@@ -24,7 +24,8 @@ from colibri_lab.ops.routing import Routing
 from colibri_lab.ops.simulator import SimDevice
 from tests.ops.models import Bound, make
 
-from .mutations import MUTANTS, Mutant
+from . import test_sample
+from .mutations import MUTANTS, SAMPLE, Mutant
 
 FOUND = 3  # exit code of a child
 TOP = Path(__file__).resolve().parents[2]
@@ -40,6 +41,11 @@ def planted(mutant: Mutant, folder: Path) -> None:
 
 def check(mutant: Mutant) -> None:
     """Every order against the reference, and the orders against each other. Raises where they differ."""
+    if mutant.file == SAMPLE:
+        test_sample.test_a_draw_on_an_edge_is_left_to_the_host()
+        for seed, order in enumerate(simulator.ORDERS):
+            test_sample.test_the_samplers_own_token(600 - seed, order)
+        return
     shape = mutant.shape
     weights, pages = make(shape, 21, poison=0xFF)
     if mutant.router == "int8_lut":  # equal experts, beside each other and in one lane
@@ -70,7 +76,7 @@ def child(number: int) -> int:
     """FOUND where a check failed on the planted bug. What does not compile, or is not planted, is an error of ours."""
     simulator.FLAGS = tuple("-O0" if flag == "-O2" else flag for flag in simulator.FLAGS)  # compiling is what costs
     if number < 0:
-        for mutant in {(m.shape, m.router, m.precision): m for m in MUTANTS}.values():
+        for mutant in {(m.shape, m.router, m.precision, m.file == SAMPLE): m for m in MUTANTS}.values():
             check(mutant)
         return 0
     with tempfile.TemporaryDirectory() as name:

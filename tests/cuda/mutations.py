@@ -27,6 +27,7 @@ FP = Shape(dtype="fp32", group=0, kv_dtype="fp32")
 WIDE = Shape(hidden=290, ffn=310, layers=1, vocab=90)
 LONG = replace(FP, layers=1, positions=300, capacity=270, seats=1, ffn=4, experts=2, heads=1, kv_heads=1, hidden=16)
 MANY = Shape(hidden=72, experts=40, top_k=3, dtype="fp32", group=0, kv_dtype="fp32")
+SAMPLE = "sample.cu"
 MUTANTS = (
     Mutant("a barrier of block_sum is missing", "common.cuh", "__syncthreads();", "", 0),
     Mutant(
@@ -150,4 +151,12 @@ MUTANTS = (
     Mutant("silu without its weight", "expert_ffn.cu", "* up[at]", ""),
     Mutant("a row adds its neighbour's picks", "expert_ffn.cu", "p < begin[row + 1]", "p < begin[row + 1] + 1"),
     Mutant("argmax takes any", "head.cu", "best = min(best, __shfl", "best = max(best, __shfl"),
+    Mutant("sample: no barrier before the warps are joined", SAMPLE, "__syncthreads();", ""),
+    Mutant("sample: no barrier after the draw", SAMPLE, "__syncthreads();\n    chosen", "chosen"),
+    Mutant("sample: the cut leaves out the last of equals", SAMPLE, "i <= last", "i < last"),
+    Mutant("sample: the search stops one short", SAMPLE, "room, false) >= target", "room, false) > target"),
+    Mutant("sample: a penalty makes negative logits likelier", SAMPLE, "v * penalty", "v / penalty"),
+    Mutant("sample: another seat's tokens are penalised", SAMPLE, "seat[row] * vocab", "row * vocab"),
+    Mutant("sample: min_p is not looked at", SAMPLE, " && !(far < 0.0)", ""),
+    Mutant("sample: a draw on an edge is called sure", SAMPLE, "low && high", "1"),
 )
