@@ -44,8 +44,8 @@ class SimulatedFault(RuntimeError):
 class SimDriver:
     """See driver.Driver. order: of threads and blocks (ORDERS); seed: of the random one; sanitizer: one of SANITIZERS.
 
-    texts: of kernel files (launch.bundle with the side hostsim) in the place of those that are there. Everything is done
-    when a call returns, so streams and events are only names. KernelError on anything but x86-64.
+    texts: of kernel files (launch.bundle with the side hostsim) in the place of those that are there. Everything is
+    done when a call returns, so streams and events are only names. KernelError on anything but x86-64.
     """
 
     name = "sim"

@@ -172,12 +172,12 @@ def loops(file: str, name: str, architecture: str) -> list[Loop]:
 
 
 def main() -> None:
-    """Print registers of every kernel, and instructions a weight of the products in `fast`."""
+    """Print registers of every kernel, and instructions a weight of the products with codes."""
     for architecture in ARCHITECTURES:
         for file in KERNELS:
             for name, one in used(file, architecture).items():
                 print(f"{architecture}  {name:24s} {one.registers:4d} registers  {one.spilled} bytes spilled")
-        for name in (n for n in KERNELS["matmul"] if "fast" in n):
+        for name in (n for n in KERNELS["matmul"] if "Int" in n):
             said = [f"{loop.instructions / loop.products:.2f}" for loop in loops("matmul", name, architecture)]
             print(f"{architecture}  {name:24s} instructions a weight, innermost loop first: {', '.join(said)}")
 

@@ -32,7 +32,7 @@ def test_budgets(file: str, architecture: str, budgets: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_instructions_per_weight(architecture: str, budgets: dict[str, Any]) -> None:
-    """Of the expert products in `fast`: in the loop over thirty-two inputs, and with all around it for groups of 32."""
+    """Of the expert products: in the loop over the inputs of a group, and with all around it for groups of 32."""
     for name, allowed in budgets["instructions_per_weight"].items():
         inner, *_, outer = nvrtc.loops("matmul", name, architecture)
         assert outer.begin < inner.begin < inner.end < outer.end

@@ -10,6 +10,11 @@ inline T __ldg(const T* p) {
 inline int __popc(u32 v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline u32 __umulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
+  u32 made = 0;
+  for (int i = 0; i < 4; ++i) made |= (u32)(((u64)y << 32 | x) >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return made;
+}
 inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 4; ++i) c += (i8)(a >> 8 * i) * (i8)(b >> 8 * i);
   return c;
