@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from colibri_lab.bench.commands import Json
-from colibri_lab.bench.load_commands import app
+from colibri_lab.bench.command import Json, PeerPython
+from colibri_lab.bench.speed_commands import app
 
 __all__ = ["app"]
 NAMES = tuple(str(command.name) for command in app.registered_commands)
@@ -18,6 +18,8 @@ NAMES = tuple(str(command.name) for command in app.registered_commands)
 def all_command(
     only: Annotated[str, typer.Option(help=f"by commas, of {', '.join(NAMES)}; all")] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="small shapes and few rounds: a look, not a figure")] = False,
+    peer: Annotated[str, typer.Option(help="none, or llama.cpp beside all that take it")] = "none",
+    peer_python: PeerPython = None,
     html: Annotated[Path | None, typer.Option(help="write tables and pictures into this file")] = None,
     json: Json = False,
 ) -> None:
@@ -30,9 +32,12 @@ def all_command(
     if unknown := [name for name in names if name not in NAMES]:
         typer.echo(f"colibri-lab: error: --only {unknown[0]!r} is none of {', '.join(NAMES)}", err=True)
         raise typer.Exit(suite.WRONG)
+    if peer not in ("none", "llama.cpp"):
+        typer.echo(f"colibri-lab: error: --peer {peer!r} is none of none, llama.cpp", err=True)
+        raise typer.Exit(suite.WRONG)
     if html is not None:
         file_to_write(html)  # before an hour of work
-    parts = suite.run(names, quick, lambda line: typer.echo(line, err=True))
+    parts = suite.run(names, quick, lambda line: typer.echo(line, err=True), peer, peer_python)
     if html is not None:
         write(html, page.page(parts).encode())
     result = suite.together(parts)

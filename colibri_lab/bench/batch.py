@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from colibri_lab.bench import ours
 from colibri_lab.bench.harness import Block, interleave, measured, percentile, spread
+from colibri_lab.bench.peer import LlamaPeer
 from colibri_lab.bench.quality import documents
 from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import Shape
@@ -23,6 +25,7 @@ SLOT = 16  # tokens of a KV slot: many short sequences share the pool
 CHUNK = 64  # prompt tokens of a step
 DELAY_SHARE = 0.10  # of wall time that threads may wait for a core before speeds are not to be trusted
 RATE_SPREAD = 0.20  # between the quartiles of the rounds
+RATIO_SPREAD = 0.10  # and of their ratios to the peer's
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,16 @@ class Side:
     latency_ms: list[float] = field(default_factory=list)
     first_ms: list[float] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
+    ids: list[list[int]] = field(default_factory=list)  # of the last round, by request, while all of them wrote
 
 
-def run(text: Path, plan: Plan, shape: Shape | None = None) -> Result:
+def run(text: Path, plan: Plan, shape: Shape | None = None, peer: str = "none", python: str | None = None) -> Result:
     """Batches in turn on one engine that holds all experts. shape: None for the embedded model, which goes on with
     pieces of the texts in `text`. ValueError for a folder without enough text, and for wrong numbers."""
+    if peer not in ("none", LlamaPeer.name):
+        raise ValueError(f"--peer {peer!r}: batch compares with llama.cpp alone")
+    if peer != "none" and shape is None:
+        raise ValueError("--peer takes random weights, the same for both: name a --shape")
     if not plan.batches or min(plan.batches) < 1 or max(plan.batches) > 256:
         raise ValueError(f"--batches {','.join(map(str, plan.batches))}: numbers from 1 to 256")
     result = Result(f"batch {shape.name if shape else ours.EMBEDDED}")
@@ -56,6 +64,18 @@ def run(text: Path, plan: Plan, shape: Shape | None = None) -> Result:
     longest = plan.prompt + plan.tokens + _ahead(plan, max(sizes)) + 1
     if shape is not None and longest > shape.positions:
         raise ValueError(f"--prompt and --tokens: {longest} positions, shape {shape.name} has {shape.positions}")
+    with ExitStack() as stack:
+        llama = None if peer == "none" else stack.enter_context(LlamaPeer(python))  # first: a missing one costs no time
+        if llama is not None and shape is not None:
+            llama.file(shape, 0, ours.folder())
+            llama.load(replace(shape, positions=longest), 0, ours.folder(), plan.threads, max(sizes))
+            result.notes.append(f"{llama.name}: {llama.settings}, the same prompts and tokens")
+        _run(text, plan, shape, sizes, llama, result)
+    return result
+
+
+def _run(text: Path, plan: Plan, shape: Shape | None, sizes: list[int], llama: LlamaPeer | None,
+         result: Result) -> None:  # fmt: skip
     engine = ours.load(
         shape, 0, plan.threads, max_batch_size=max(sizes), engine_mode=plan.engine_mode, prefill_chunk=CHUNK,
         kv_cache_slot_size=SLOT, kv_cache_max_slots=1 << 16,
@@ -63,9 +83,15 @@ def run(text: Path, plan: Plan, shape: Shape | None = None) -> Result:
     with engine:
         prompts = _prompts(engine, plan, max(sizes), shape, text)
         sides = {size: Side() for size in sizes}
-        work = {str(size): partial(_round, engine, plan, prompts[:size], sides[size]) for size in sizes}
+        work: dict[str, Callable[[], Block]] = {}
+        for size in sizes:
+            work[str(size)] = partial(together, engine, plan, prompts[:size], sides[size])
+            if llama is not None:
+                work[f"{size} of {llama.name}"] = partial(_theirs, llama, prompts[:size], sides[size])
         blocks = interleave(plan.rounds, work)
     for size in sizes:
+        if llama is not None:
+            _beside(result, plan, size, blocks[str(size)], blocks[f"{size} of {llama.name}"], llama)
         _report(result, size, sides[size], blocks[str(size)], blocks[str(sizes[0])] if size != sizes[0] else None,
                 sizes[0])  # fmt: skip
     result.notes.append(
@@ -73,7 +99,6 @@ def run(text: Path, plan: Plan, shape: Shape | None = None) -> Result:
         f"in which all requests of a batch write, {plan.tokens} tokens each or more; memory: peak so far in the first "
         f"round, batches rising"
     )
-    return result
 
 
 def _ahead(plan: Plan, size: int) -> int:
@@ -93,18 +118,21 @@ def _prompts(engine: Engine, plan: Plan, count: int, shape: Shape | None, text: 
     return pieces
 
 
-def _round(engine: Engine, plan: Plan, prompts: list[list[int]], side: Side) -> Block:
+def together(engine: Engine, plan: Plan, prompts: list[list[int]], side: Side) -> Block:
     """One batch from its prompts to the first request's end; the block covers the steps in which all write."""
+    side.ids = [[] for _ in prompts]
     stream = engine.generate_batch(prompts, max_tokens=plan.tokens + _ahead(plan, len(prompts)))
     waiting = set(range(len(prompts)))
     while waiting:
         i, token = next(stream)
+        side.ids[i] = [token.id]  # the last before all write
         if i in waiting:
             waiting.remove(i)
             side.first_ms.append(token.latency_ms)
     with measured(0) as block:
-        for _, token in stream:
+        for i, token in stream:
             block.work += 1
+            side.ids[i].append(token.id)
             side.latency_ms.append(token.latency_ms)
             if token.finish_reason:
                 break
@@ -112,6 +140,23 @@ def _round(engine: Engine, plan: Plan, prompts: list[list[int]], side: Side) -> 
         side.memory = memory(engine)
     stream.close()  # type: ignore[attr-defined]
     return block
+
+
+def _theirs(llama: LlamaPeer, prompts: list[list[int]], side: Side) -> Block:
+    """The tokens that ours had while all wrote, at the same batch."""
+    steps = [list(step) for step in zip(*side.ids, strict=False)]
+    return llama.together(prompts, steps)
+
+
+def _beside(result: Result, plan: Plan, size: int, mine: list[Block], theirs: list[Block], llama: LlamaPeer) -> None:
+    one = plan.threads == 1  # with more threads CPU time counts waiting too
+    clock = "CPU time" if one else "wall time"
+    rates = [[b.cpu_rate if one else b.wall_rate for b in side] for side in (mine, theirs)]
+    result.add(f"batch {size}: decode, {clock}", statistics.median(rates[0]), "tokens/s", peer=llama.name,
+               peer_value=statistics.median(rates[1]))  # fmt: skip
+    apart = spread([a / b for a, b in zip(*rates, strict=True)])
+    if apart > RATIO_SPREAD:
+        result.reasons.append(f"batch {size}: the rounds' ratios differ by {apart:.0%} between their quartiles")
 
 
 def memory(engine: Engine) -> dict[str, int]:
@@ -122,11 +167,17 @@ def memory(engine: Engine) -> dict[str, int]:
         "experts": int(counters["pager"]["frames_used"]) * PAGE,
         "KV slots": int(counters["kv"]["slots_peak"]) * slot,
     }
+    held = anonymous()
+    return found if held is None else {"anonymous memory": held} | found
+
+
+def anonymous() -> int | None:
+    """Bytes of this process's anonymous memory now; None where the system does not tell."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("RssAnon"):
-            return {"anonymous memory": int(line.split()[1]) * 1024} | found
-    return found
+            return int(line.split()[1]) * 1024
+    return None
 
 
 def _report(result: Result, size: int, side: Side, blocks: list[Block], least: list[Block] | None, first: int) -> None:

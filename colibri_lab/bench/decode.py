@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from colibri_lab.bench import ours
 from colibri_lab.bench.harness import Block, interleave, spread
-from colibri_lab.bench.peer import LlamaPeer
+from colibri_lab.bench.peer import Peer, start
 from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import SHAPES, Shape
 from colibri_lab.engine.engine import Engine
+from colibri_lab.errors import NotAvailable
+from colibri_lab.ops.isa import choose
 from colibri_lab.ops.probe import read_bandwidth
 
 RATIO_SPREAD = 0.10  # between the quartiles of the rounds' ratios
@@ -23,7 +27,7 @@ DELAY_SHARE = 0.10  # of wall time, where wall time is the figure
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. tokens: decoded in a round after a prompt of `prompt` tokens."""
+    """What to run. tokens: decoded in a round after a prompt of `prompt` tokens; 0: the prompt is what is looked at."""
 
     shape: Shape
     threads: int = 1
@@ -32,6 +36,8 @@ class Plan:
     prompt: int = 128
     seed: int = 0
     precision: str = "fast"
+    isa: str | None = None  # of ours; None: the best
+    chunk: int = 128  # prompt tokens of a step
 
 
 @dataclass
@@ -49,24 +55,55 @@ def run(
     plan: Plan, peer: str = "none", peer_python: str | None = None, repack: bool = True, mmap: bool = True
 ) -> Result:
     """Rounds of probe, ours, peer, in turn; the peer in a process of its own. PeerError when there is no peer."""
-    result = Result(f"decode {plan.shape.name}")
-    if peer == "none":
-        with _engine(plan) as engine:
-            _report(plan, _rounds(plan, engine, None), result, None)
-        return result
-    with LlamaPeer(peer_python) as llama:  # first, so that a missing peer costs no time
-        llama.load(plan.shape, plan.seed, ours.folder(), plan.threads, repack, mmap)
-        with _engine(plan) as engine:
-            rounds = _rounds(plan, engine, llama)
-            _report(plan, rounds, result, llama)
-            _agreement(plan, engine, llama, result)
+    longest = plan.shape.positions - plan.tokens - 1
+    if plan.prompt > longest:
+        raise ValueError(f"a prompt of {plan.prompt} is longer than shape {plan.shape.name} leaves room for: {longest}")
+    result = Result(f"{'decode' if plan.tokens else 'prefill'} {plan.shape.name}")
+    with kernels_for(plan.isa):
+        if peer == "none":
+            with _engine(plan) as engine:
+                _report(plan, _rounds(plan, engine, None), result, None)
+            return result
+        with start(peer, peer_python, repack, mmap) as other:  # first, so that a missing peer costs no time
+            other.load(plan.shape, plan.seed, ours.folder(), plan.threads)
+            _same_level(plan.isa, other)
+            with _engine(plan) as engine:
+                rounds = _rounds(plan, engine, other)
+                _report(plan, rounds, result, other)
+                _agreement(plan, engine, other, result)
     return result
+
+
+@contextmanager
+def kernels_for(isa: str | None) -> Iterator[None]:
+    """Engines that are loaded meanwhile use this ISA level. ConfigError for one that this processor does not run."""
+    before = os.environ.get("COLIBRI_ISA")
+    if isa is not None:
+        os.environ["COLIBRI_ISA"] = choose(isa)
+    try:
+        yield
+    finally:
+        if isa is not None:
+            del os.environ["COLIBRI_ISA"]
+            if before is not None:
+                os.environ["COLIBRI_ISA"] = before
+
+
+def _same_level(isa: str | None, peer: Peer) -> None:
+    """NotAvailable where the peer would use wider vectors than ours are held to."""
+    if isa == "avx2" and (peer.name != "llama.cpp" or "AVX512" in peer.settings):
+        raise NotAvailable(
+            f"--isa avx2 beside {peer.name} in {peer.python}: that is not a llama.cpp built for AVX2; in another "
+            'environment CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON" pip install '
+            "--no-binary llama-cpp-python llama-cpp-python gguf makes one, and --peer-python names it"
+        )
 
 
 def _engine(plan: Plan) -> Engine:
     return ours.load(
-        plan.shape, plan.seed, plan.threads, precision=plan.precision, max_batch_size=1, kv_cache_max_slots=1024
-    )
+        plan.shape, plan.seed, plan.threads, precision=plan.precision, max_batch_size=1, prefill_chunk=plan.chunk,
+        kv_cache_max_slots=1024,
+    )  # fmt: skip
 
 
 def _prompts(plan: Plan, count: int) -> list[list[int]]:
@@ -74,7 +111,7 @@ def _prompts(plan: Plan, count: int) -> list[list[int]]:
     return random.integers(0, plan.shape.vocab, (count, plan.prompt)).tolist()  # type: ignore[no-any-return]
 
 
-def _rounds(plan: Plan, engine: Engine, llama: LlamaPeer | None) -> Rounds:
+def _rounds(plan: Plan, engine: Engine, peer: Peer | None) -> Rounds:
     found = Rounds()
     prompts = iter(_prompts(plan, plan.rounds + 1))
     current: tuple[list[int], list[int]] = ([], [])
@@ -88,8 +125,8 @@ def _rounds(plan: Plan, engine: Engine, llama: LlamaPeer | None) -> Rounds:
         return decoded
 
     def theirs() -> Block:
-        assert llama is not None
-        prefill, decoded = llama.decode(*current)
+        assert peer is not None
+        prefill, decoded = peer.decode(*current)
         found.peer_prompt.append(prefill)
         return decoded
 
@@ -98,7 +135,7 @@ def _rounds(plan: Plan, engine: Engine, llama: LlamaPeer | None) -> Rounds:
         return Block()
 
     sides: dict[str, Callable[[], Block]] = {"memory": probe, "ours": mine}
-    if llama is not None:
+    if peer is not None:
         sides["peer"] = theirs
     interleave(1, sides)  # a round to warm up: pages read, caches filled, nothing kept
     found.prompt.clear()
@@ -109,12 +146,14 @@ def _rounds(plan: Plan, engine: Engine, llama: LlamaPeer | None) -> Rounds:
     return found
 
 
-def _report(plan: Plan, rounds: Rounds, result: Result, llama: LlamaPeer | None) -> None:
+def _report(plan: Plan, rounds: Rounds, result: Result, peer: Peer | None) -> None:
     one = plan.threads == 1
     clock = "CPU time" if one else "wall time"
     memory = max(rounds.memory)
     floor = memory * 1e9 / plan.shape.active_bytes
-    sides = {"decode": (rounds.decode, rounds.peer_decode), "prompt": (rounds.prompt, rounds.peer_prompt)}
+    sides = {"prompt": (rounds.prompt, rounds.peer_prompt)}
+    if plan.tokens:
+        sides = {"decode": (rounds.decode, rounds.peer_decode)} | sides
     for what, (mine, theirs) in sides.items():
         for name, rate in (("CPU time", lambda b: b.cpu_rate), ("wall time", lambda b: b.wall_rate)):
             if name == "CPU time" and not one:
@@ -123,50 +162,57 @@ def _report(plan: Plan, rounds: Rounds, result: Result, llama: LlamaPeer | None)
                 f"{what}, {plan.threads} thread{'' if one else 's'}, {name}",
                 statistics.median(map(rate, mine)),
                 "tokens/s",
-                peer=llama.name if llama else None,
+                peer=peer.name if peer else None,
                 peer_value=statistics.median(map(rate, theirs)) if theirs else None,
                 limit=floor if what == "decode" and name == clock else None,
             )
     result.add("memory read", memory, "GB/s")
     result.add("weights read for a token", plan.shape.active_bytes / 1e6, "MB")
-    delay = statistics.median(b.delay_s / b.wall_s for b in rounds.decode)
+    looked = rounds.decode if plan.tokens else rounds.prompt
+    delay = statistics.median(b.delay_s / b.wall_s for b in looked)
     result.add("waiting for a core", delay * 100, "% of wall time")
-    result.notes.append(f"ours: int4 in groups of 32, precision {plan.precision}, all experts in memory, telemetry on")
+    if not plan.tokens:
+        speed = statistics.median(b.cpu_rate if one else b.wall_rate for b in looked)
+        result.add("multiplications and additions of ours", speed * plan.shape.operations / 1e9, "GOP/s")
+    result.notes.append(
+        f"ours: {choose(plan.isa)}, int4 in groups of 32, precision {plan.precision}, all experts in memory, "
+        f"prompts in steps of {plan.chunk}, telemetry on"
+    )
     result.notes.append(f"floor: weights of a token over the fastest memory probe; {plan.rounds} rounds in turn")
-    if llama:
-        result.notes.append(f"{llama.name}: {llama.settings}, Q4_0, the same weights and tokens")
-    _judge(rounds, result, one, delay)
+    if peer:
+        form = "bf16" if peer.name == "transformers" else "Q4_0"
+        result.notes.append(f"{peer.name}: {peer.settings}, {form}, the same weights and tokens")
+    _judge(rounds.memory, looked, rounds.peer_decode if plan.tokens else rounds.peer_prompt, result, one, delay)
 
 
-def _judge(rounds: Rounds, result: Result, one: bool, delay: float) -> None:
+def _judge(memory: list[float], ours: list[Block], peers: list[Block], result: Result, one: bool, delay: float) -> None:
     def rate(block: Block) -> float:
         return block.cpu_rate if one else block.wall_rate
 
-    mine = [rate(b) for b in rounds.decode]
-    if rounds.peer_decode:
-        ratios = [a / rate(b) for a, b in zip(mine, rounds.peer_decode, strict=True)]
+    mine = [rate(b) for b in ours]
+    if peers:
+        ratios = [a / rate(b) for a, b in zip(mine, peers, strict=True)]
         if spread(ratios) > RATIO_SPREAD:
             result.reasons.append(f"the rounds' ratios differ by {spread(ratios):.0%} between their quartiles")
     elif spread(mine) > RATE_SPREAD:
         result.reasons.append(f"the rounds' speeds differ by {spread(mine):.0%} between their quartiles")
-    if spread(rounds.memory) > RATE_SPREAD:
-        result.reasons.append(
-            f"memory speed differs by {spread(rounds.memory):.0%} between the quartiles of its probes"
-        )
+    if spread(memory) > RATE_SPREAD:
+        result.reasons.append(f"memory speed differs by {spread(memory):.0%} between the quartiles of its probes")
     if not one and delay > DELAY_SHARE:
         result.reasons.append(f"threads waited for a core {delay:.0%} of the wall time")
 
 
-def _agreement(plan: Plan, engine: Engine, llama: LlamaPeer, result: Result) -> None:
-    """Are both computing the same model? Last logits of short prompts; both round activations to 8 bits."""
+def _agreement(plan: Plan, engine: Engine, peer: Peer, result: Result) -> None:
+    """Are both computing the same model? Last logits of short prompts; ours and llama.cpp round activations to 8
+    bits, bf16 rounds weights and activations to 8."""
     distances, same = [], 0
     prompts = _prompts(plan, 4)
     for prompt in (p[:16] for p in prompts):
-        mine, theirs = engine.logits(prompt)[-1], llama.logits(prompt)
+        mine, theirs = engine.logits(prompt)[-1], peer.logits(prompt)
         distances.append(float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)))
         same += int(mine.argmax() == theirs.argmax())
-    result.add("distance of the logits", statistics.median(distances) * 100, "% of their norm", peer=llama.name)
-    result.add("same first choice", same, f"of {len(prompts)}", peer=llama.name)
+    result.add("distance of the logits", statistics.median(distances) * 100, "% of their norm", peer=peer.name)
+    result.add("same first choice", same, f"of {len(prompts)}", peer=peer.name)
 
 
 def shape_named(name: str) -> Shape:

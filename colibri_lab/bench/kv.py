@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from colibri_lab.bench import ours
 from colibri_lab.bench.harness import Block, interleave, spread
 from colibri_lab.bench.history import CHUNK, History, unlock_routing, weights_of
+from colibri_lab.bench.peer import LlamaPeer
 from colibri_lab.bench.quality import documents, first_documents, mean_loss
 from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import Shape
@@ -23,7 +25,7 @@ from colibri_lab.engine.engine import Engine
 from colibri_lab.kv.cache import KVCache
 from colibri_lab.kv.rule import RECENT, SINKS
 from colibri_lab.kv.slots import SlotPool, allocate
-from colibri_lab.ops.probe import read_bandwidth
+from colibri_lab.ops.probe import read_bandwidth, usable_processors
 from colibri_lab.paths import embedded_model
 
 MODES = {"expert_local": (RECENT, SINKS), "exact": (0, 0)}
@@ -56,25 +58,35 @@ class Side:
     seen: NDArray[np.float64]  # a token's share of ops.types.SEEN
 
 
-def run(folder: Path, plan: Plan) -> Result:
-    """ValueError for histories that are too short to compute or a folder without texts."""
+def run(folder: Path, plan: Plan, peer: str = "none", python: str | None = None) -> Result:
+    """peer: llama.cpp reads all of each history itself, which takes it minutes.
+
+    ValueError for histories that are too short to compute or a folder without texts."""
+    if peer not in ("none", LlamaPeer.name):
+        raise ValueError(f"--peer {peer!r}: kv compares with llama.cpp alone")
     if min(plan.lengths) < REAL:
         raise ValueError(f"--lengths: at least {REAL} tokens each")
     texts = {path.stem: first_documents(documents(path), plan.characters) for path in sorted(folder.glob("*.txt"))}
     if not texts:
         raise ValueError(f"{folder} holds no .txt files; a checkout has them in data/validation")
     result = Result(f"kv {plan.shape.name}")
-    _long(plan, result)
+    with ExitStack() as stack:
+        llama = None if peer == "none" else stack.enter_context(LlamaPeer(python))
+        _long(plan, result, llama)
     _text(texts, plan.threads, result)
     _placing(max(plan.lengths), plan.shape, result)
     return result
 
 
-def _long(plan: Plan, result: Result) -> None:
+def _long(plan: Plan, result: Result, llama: LlamaPeer | None) -> None:
     shape = replace(plan.shape, positions=max(plan.lengths) + plan.tokens + 1)
     slots = shape.layers * (math.ceil(max(plan.lengths) / SLOT) + 64)
     random = np.random.default_rng(plan.seed)
     ids, new = (random.integers(0, shape.vocab, n).tolist() for n in (REAL, plan.tokens))
+    if llama is not None:
+        llama.file(plan.shape, plan.seed, ours.folder())
+        llama.load(shape, plan.seed, ours.folder(), plan.threads)
+        result.notes.append(f"{llama.name}: {llama.settings}; it computes all of a history, of random tokens too")
     rates: list[tuple[float, float]] = []  # bytes and seconds of a token's exact attention, at each length
     settings = {"max_batch_size": 1, "kv_cache_slot_size": SLOT, "kv_cache_max_slots": slots, "telemetry": False}
     with ours.load(shape, plan.seed, plan.threads, **settings) as engine:
@@ -85,7 +97,10 @@ def _long(plan: Plan, result: Result) -> None:
         each = 2 * shape.kv_heads * shape.head_dim * 2  # bytes of a token's key and value in a layer, fp16
         for length in sorted(plan.lengths):
             history.repeat(length)
-            sides = _sides(history, new, plan.rounds)
+            beside = None if llama is None else _peers(llama, random.integers(0, shape.vocab, length).tolist(), new)
+            sides, theirs = _sides(history, new, plan.rounds, beside)
+            if llama is not None:
+                _beside(f"{length} tokens", sides["exact"].blocks, theirs, llama, plan, result)
             _report(f"{length} tokens", sides, each, plan, result)
             rates.append((sides["exact"].seen[0] * each, min(sides["exact"].attention)))
         history.close()
@@ -104,8 +119,30 @@ def _long(plan: Plan, result: Result) -> None:
     )
 
 
-def _sides(history: History, new: list[int], rounds: int) -> dict[str, Side]:
-    """Rounds of both modes over one history, in turn."""
+def _peers(llama: LlamaPeer, ids: list[int], new: list[int]) -> Callable[[], Block]:
+    """What a round of the peer is, after it has read a history of its own."""
+    llama.history(ids, usable_processors())
+
+    def once() -> Block:
+        llama.after(len(ids), new[:1])
+        return llama.after(len(ids), new)
+
+    return once
+
+
+def _beside(what: str, mine: list[Block], theirs: list[Block], llama: LlamaPeer, plan: Plan, result: Result) -> None:
+    one = plan.threads == 1
+    rates = [[b.cpu_rate if one else b.wall_rate for b in side] for side in (mine, theirs)]
+    result.add(f"{what}: exact decode, {'CPU' if one else 'wall'} time", statistics.median(rates[0]), "tokens/s",
+               peer=llama.name, peer_value=statistics.median(rates[1]))  # fmt: skip
+    if (apart := spread([a / b for a, b in zip(*rates, strict=True)])) > RATIO_SPREAD:
+        result.reasons.append(f"{what}: the ratios to {llama.name} differ by {apart:.0%} between their quartiles")
+
+
+def _sides(
+    history: History, new: list[int], rounds: int, beside: Callable[[], Block] | None
+) -> tuple[dict[str, Side], list[Block]]:
+    """Rounds of both modes over one history, in turn, and the peer's."""
     sides: dict[str, Side] = {}
 
     def once(mode: str) -> Block:
@@ -119,10 +156,13 @@ def _sides(history: History, new: list[int], rounds: int) -> dict[str, Side]:
         side.attention.append(attention / 1e9 / len(new))
         return block
 
-    blocks = interleave(rounds, {mode: partial(once, mode) for mode in MODES})
+    work: dict[str, Callable[[], Block]] = {mode: partial(once, mode) for mode in MODES}
+    if beside is not None:
+        work["peer"] = beside
+    blocks = interleave(rounds, work)
     for mode, side in sides.items():
         side.blocks = blocks[mode]
-    return sides
+    return sides, blocks.get("peer", [])
 
 
 def _report(what: str, sides: dict[str, Side], each: int, plan: Plan, result: Result) -> None:

@@ -1,25 +1,24 @@
 """llama.cpp beside us: a child process that answers one JSON line with one JSON line.
 
-It runs in the interpreter that has llama-cpp-python and gguf, which need not be ours; it imports those, NumPy and
-`shapes`, nothing else of the package. Requests: make, load, decode, logits, close.
+It runs in the interpreter that has llama-cpp-python and gguf, which need not be ours; it imports those, NumPy and a few
+light modules of the benchmarks. Requests: make, load, close, and the public methods of `Llama`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri_lab.bench.harness import run_queue_delay
+from colibri_lab.bench.peer_child import child
 from colibri_lab.bench.shapes import Role, Shape, draw, draw_router
 
 LAYER_MATRICES = {
@@ -54,30 +53,31 @@ def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, NDArray[Any]]]:
         yield f"blk.{layer}.ffn_gate_inp.weight", draw_router(shape, layer, seed)
 
 
-def make(shape: Shape, seed: int, path: str) -> dict[str, Any]:
+def make(shape: dict[str, Any], seed: int, path: str) -> dict[str, Any]:
     """Write the shape's random weights as a qwen3moe GGUF without a tokenizer."""
     import gguf
 
+    s = Shape(**shape)
     writer = gguf.GGUFWriter(path + ".part", "qwen3moe")
-    writer.add_name(f"random {shape.name}")
-    writer.add_context_length(shape.positions)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.ffn)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_layer_norm_rms_eps(shape.norm_eps)
-    writer.add_rope_freq_base(shape.theta)
-    writer.add_expert_count(shape.experts)
-    writer.add_expert_used_count(shape.top_k)
-    writer.add_expert_feed_forward_length(shape.ffn)
-    writer.add_vocab_size(shape.vocab)
+    writer.add_name(f"random {s.name}")
+    writer.add_context_length(s.positions)
+    writer.add_embedding_length(s.hidden)
+    writer.add_block_count(s.layers)
+    writer.add_feed_forward_length(s.ffn)
+    writer.add_head_count(s.heads)
+    writer.add_head_count_kv(s.kv_heads)
+    writer.add_key_length(s.head_dim)
+    writer.add_value_length(s.head_dim)
+    writer.add_layer_norm_rms_eps(s.norm_eps)
+    writer.add_rope_freq_base(s.theta)
+    writer.add_expert_count(s.experts)
+    writer.add_expert_used_count(s.top_k)
+    writer.add_expert_feed_forward_length(s.ffn)
+    writer.add_vocab_size(s.vocab)
     writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
 
-    for name, data in tensors(shape, seed):
+    for name, data in tensors(s, seed):
         kind = gguf.GGMLQuantizationType.Q4_0 if data.dtype == np.uint8 else None
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
@@ -89,9 +89,9 @@ def make(shape: Shape, seed: int, path: str) -> dict[str, Any]:
 
 
 class Llama:
-    """One model and one context through llama.cpp's C interface."""
+    """One model and one context through llama.cpp's C interface; `sequences` of `context` positions each."""
 
-    def __init__(self, path: str, threads: int, repack: bool, mmap: bool, context: int) -> None:
+    def __init__(self, path: str, threads: int, repack: bool, mmap: bool, context: int, sequences: int = 1) -> None:
         import llama_cpp
 
         self.c = llama_cpp
@@ -105,73 +105,90 @@ class Llama:
         if not self.model:
             raise OSError(f"llama.cpp cannot load {path}")
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = context, 512, 512
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = context * sequences, 512, 512
+        settings.n_seq_max = sequences
         settings.n_threads = settings.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, settings)
+        if not self.context:
+            raise OSError(f"llama.cpp has no room for {sequences} sequences of {context} positions")
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         built = re.findall(r"(\w+) = 1\b", llama_cpp.llama_print_system_info().decode())
         switches = f"repack {_on(repack)}, mmap {_on(mmap)}, threads {threads}"
         self.settings = f"llama-cpp-python {llama_cpp.__version__}, {switches}, built with {' '.join(built)}"
 
-    def forward(self, tokens: list[int]) -> None:
-        ids = (self.c.llama_token * len(tokens))(*tokens)  # the batch only points to it
-        batch = self.c.llama_batch_get_one(ids, len(tokens))
-        if self.c.llama_decode(self.context, batch) != 0:
-            raise RuntimeError("llama_decode failed")
-        self.c.llama_synchronize(self.context)
+    def forward(self, rows: Sequence[tuple[int, int, int]], wanted: bool = True) -> None:
+        """One step of (token, position, sequence) rows; wanted: the logits of all of them, else of the last alone."""
+        batch = self.c.llama_batch_init(len(rows), 0, 1)
+        try:
+            batch.n_tokens = len(rows)
+            for i, (token, position, sequence) in enumerate(rows):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+                batch.seq_id[i][0], batch.logits[i] = sequence, wanted or i == len(rows) - 1
+            if self.c.llama_decode(self.context, batch) != 0:
+                raise RuntimeError("llama_decode failed")
+            self.c.llama_synchronize(self.context)
+        finally:
+            self.c.llama_batch_free(batch)
 
-    def timed(self, tokens: list[int]) -> tuple[float, float, float]:
-        """(wall, CPU, run-queue delay) seconds of one forward call."""
+    def timed(self, rows: Sequence[tuple[int, int, int]], wanted: bool = True) -> tuple[float, float, float]:
+        """(wall, CPU, run-queue delay) seconds of one step."""
         delay, cpu, wall = run_queue_delay(), time.process_time(), time.perf_counter()
-        self.forward(tokens)
+        self.forward(rows, wanted)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         return wall, cpu, run_queue_delay() - delay
 
     def decode(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
         """The prompt at once, then `tokens` one by one; seconds of each."""
         self.c.llama_memory_clear(self.memory, True)
-        return {"prompt": self.timed(prompt), "steps": [self.timed([token]) for token in tokens]}
+        first = self.timed(_rows(prompt), False)
+        return {"prompt": first, "steps": [self.timed(_rows([t], len(prompt) + i)) for i, t in enumerate(tokens)]}
+
+    def together(self, prompts: list[list[int]], steps: list[list[int]]) -> dict[str, Any]:
+        """A prompt for each sequence, then steps of one token for each; seconds of each step."""
+        self.c.llama_memory_clear(self.memory, True)
+        for sequence, prompt in enumerate(prompts):
+            self.forward(_rows(prompt, 0, sequence), False)
+        long = [len(prompt) for prompt in prompts]
+        rows = [[(t, long[s] + i, s) for s, t in enumerate(tokens)] for i, tokens in enumerate(steps)]
+        return {"steps": [self.timed(step) for step in rows]}
+
+    def history(self, tokens: list[int], threads: int) -> dict[str, Any]:
+        """Read a long text and keep it, with so many threads; seconds."""
+        self.c.llama_memory_clear(self.memory, True)
+        usual = self.c.llama_n_threads(self.context)
+        self.c.llama_set_n_threads(self.context, threads, threads)
+        begin = time.perf_counter()
+        for start in range(0, len(tokens), 512):
+            self.forward(_rows(tokens[start : start + 512], start), False)
+        self.c.llama_set_n_threads(self.context, usual, usual)
+        return {"seconds": time.perf_counter() - begin}
+
+    def after(self, start: int, tokens: list[int]) -> dict[str, Any]:
+        """Tokens one by one after a history of `start`, forgotten again; seconds of each."""
+        steps = [self.timed(_rows([token], start + i)) for i, token in enumerate(tokens)]
+        self.c.llama_memory_seq_rm(self.memory, 0, start, -1)
+        return {"steps": steps}
 
     def logits(self, tokens: list[int], path: str) -> dict[str, Any]:
         """float32 [V] after the last token, saved as .npy."""
         self.c.llama_memory_clear(self.memory, True)
-        self.forward(tokens)
+        self.forward(_rows(tokens), False)
         found = self.c.llama_get_logits_ith(self.context, -1)
         np.save(path, np.ctypeslib.as_array(found, shape=(self.vocab,)))
         return {"path": path}
+
+
+def _rows(tokens: Sequence[int], start: int = 0, sequence: int = 0) -> list[tuple[int, int, int]]:
+    return [(token, start + i, sequence) for i, token in enumerate(tokens)]
 
 
 def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
-def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until `close` or the end of input; an error becomes {"error": text}."""
-    loaded: Llama | None = None
-    for line in requests:
-        request = json.loads(line)
-        what = request.pop("op")
-        answer: dict[str, Any]
-        try:
-            if what == "close":
-                return
-            if what == "make":
-                answer = make(Shape(**request["shape"]), request["seed"], request["path"])
-            elif what == "load":
-                loaded = Llama(**request)
-                answer = {"settings": loaded.settings}
-            else:
-                answer = getattr(loaded, what)(**request)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}", "missing": isinstance(error, ImportError)}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not mix with the answers
-    serve(sys.stdin, answers)
+    child(Llama, {"make": make})
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ MOST = 24  # bars of a picture
 LEFT, RIGHT, LINE = 360, 940, 19  # where bars begin, where 1 or the longest ends, pixels from bar to bar
 
 
-def page(parts: Sequence[Part]) -> str:
-    """The whole document."""
+def page(parts: Sequence[Part], command: str = "colibri-lab bench all") -> str:
+    """The whole document; `command` made it."""
     facts = table({name.replace("_", " "): value for name, value in machine().items()})
     listed = grid(("benchmark", "seconds", "state"), [(part.name, part.seconds, _state(part)) for part in parts])
-    body = "<h1>Benchmarks</h1><p class='under'>Colibri Lab · colibri-lab bench all</p>"
+    body = f"<h1>Benchmarks</h1><p class='under'>Colibri Lab · {escape(command)}</p>"
     body += f"<div class='two'>{card('Machine', facts)}{card('Runs', listed)}</div>"
     body += "".join(_part(part) for part in parts)
     return document("Colibri Lab: benchmarks", body)

@@ -44,6 +44,12 @@ class Shape:
         return self.layers * (attention + experts + router) + self.vocab * self.hidden * BYTES_PER_WEIGHT
 
     @property
+    def operations(self) -> float:
+        """Multiplications and additions of a token's matrices: two a weight (the head is the last token's alone)."""
+        matrices = 2 * (self.heads + self.kv_heads) * self.head_dim + self.top_k * 3 * self.ffn + self.experts
+        return 2.0 * self.layers * self.hidden * matrices
+
+    @property
     def expert_bytes(self) -> float:
         """Bytes of all routed experts, without padding."""
         return self.layers * self.experts * 3 * self.hidden * self.ffn * BYTES_PER_WEIGHT
@@ -56,6 +62,9 @@ SHAPES = {
         Shape("m0", 512, 8, 16, 4, 512, 8, 2, 64),
         Shape("m1", 1024, 16, 32, 4, 768, 16, 4, 64),
         Shape("m2", 2048, 16, 32, 4, 1024, 16, 4, 128),
+        Shape("olmoe", 2048, 16, 64, 8, 1024, 16, 16, 128, vocab=50304),
+        Shape("mixtral-layer", 4096, 1, 8, 2, 14336, 32, 8, 128, vocab=1024),  # its vocabulary would hide the layer
+        Shape("qwen3-layer", 2048, 1, 128, 8, 768, 32, 4, 128, vocab=1024),
     )
 }
 

@@ -12,9 +12,11 @@ from typing import Any
 
 from colibri_lab.bench.result import NOISY, Result, Row
 
+PEERED = ("decode", "prefill", "batch", "kv", "load", "budget")  # take --peer
 WRONG = 2  # exit code of a part that could not be measured
 QUICK: Mapping[str, tuple[str, ...]] = {  # arguments for a look at every part in a few minutes; the figures are rough
     "decode": ("--shape", "m0", "--rounds", "3"),
+    "prefill": ("--shape", "m0", "--rounds", "3"),
     "telemetry": ("--shape", "m0", "--rounds", "6"),
     "perplexity": ("--characters", "3000"),
     "router": ("--rows", "20000", "--random-rows", "5000", "--rounds", "4", "--characters", "2000"),
@@ -28,6 +30,11 @@ QUICK: Mapping[str, tuple[str, ...]] = {  # arguments for a look at every part i
     "footprint": ("--tokens", "50"),
     "dashboard": ("--shape", "embedded", "--rounds", "3", "--block", "0.5", "--seconds", "2"),
     "plan": ("--shape", "m0", "--budgets", "50,100", "--tokens", "24", "--rounds", "2"),
+    "load": ("--rounds", "2"),
+    "kernels": ("--shape", "m0", "--batches", "1,8", "--rounds", "2"),
+    "budget": ("--shape", "m1", "--tokens", "16", "--peer-tokens", "2", "--rounds", "1"),
+    "scaling": ("--experts", "8,32", "--layers", "2,4", "--context", "1024,4096", "--sequences", "1,4"),
+    "convert": ("--shape", "m0", "--rounds", "1"),
 }  # fmt: skip
 
 
@@ -43,11 +50,14 @@ class Part:
     error: str = ""
 
 
-def run(names: Iterable[str], quick: bool, told: Callable[[str], None]) -> list[Part]:
+def run(
+    names: Iterable[str], quick: bool, told: Callable[[str], None], peer: str = "none", python: str | None = None
+) -> list[Part]:
     """All named benchmarks; told hears of each before it begins and after it has ended."""
+    beside = () if peer == "none" else ("--peer", peer, *(("--peer-python", python) if python else ()))
     parts = []
     for name in names:
-        arguments = QUICK.get(name, ()) if quick else ()
+        arguments = (QUICK.get(name, ()) if quick else ()) + (beside if name in PEERED else ())
         told(f"{' '.join((name, *arguments))} ...")
         part = measure(name, arguments)
         told(f"{name}: {part.error or ('noisy' if part.code == NOISY else 'done')}, {part.seconds:.0f} s")

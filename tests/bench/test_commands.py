@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from colibri_lab.bench import commands, decode, llama_child, main
+from colibri_lab.bench import decode, main
+from colibri_lab.bench.command import finish
 from colibri_lab.bench.harness import Block
 from colibri_lab.bench.peer import LlamaPeer, PeerError
+from colibri_lab.bench.peer_child import serve
 from colibri_lab.bench.result import Result
 
 
@@ -113,7 +115,10 @@ def test_hidden_states_are_heard_once(tmp_path: Path) -> None:
     [
         (["router", "--text", "nowhere"], "data/validation"),
         (["decode", "--shape", "m9"], "nano, m0, m1, m2"),
-        (["decode", "--shape", "nano", "--peer", "vapour"], "none, llama.cpp"),
+        (["decode", "--shape", "nano", "--peer", "vapour"], "none, llama.cpp, transformers"),
+        (["decode", "--shape", "nano", "--peer", "transformers", "--no-repack"], "llama.cpp's"),
+        (["decode", "--shape", "nano", "--isa", "mmx"], "mmx' is none of avx512"),
+        (["prefill", "--shape", "nano", "--tokens", "5000"], "leaves room for"),
         (["decode", "--shape", "nano", "--prompt", "5000"], "leaves room for"),
         (["telemetry", "--shape", "m9"], "nano, m0, m1, m2"),
         (["perplexity", "--text", "nowhere"], "data/validation"),
@@ -157,7 +162,7 @@ def test_a_child_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> No
         peer.ask("load")
 
 
-def test_the_childs_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_childs_protocol() -> None:
     """Requests in order; an error is an answer and not the end; close ends."""
 
     class Fake:
@@ -170,8 +175,8 @@ def test_the_childs_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
         def decode(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
             return {"prompt": [1, 1, 0], "steps": [[1, 1, 0] for _ in tokens]}
 
-    monkeypatch.setattr(llama_child, "Llama", Fake)
     asked = [
+        {"op": "make", "path": "here"},
         {"op": "load", "path": "bad"},
         {"op": "load", "path": "good"},
         {"op": "decode", "prompt": [1], "tokens": [2, 3]},
@@ -179,25 +184,23 @@ def test_the_childs_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
         {"op": "decode", "prompt": [1], "tokens": [4]},
     ]
     said = io.StringIO()
-    llama_child.serve(io.StringIO("".join(json.dumps(line) + "\n" for line in asked)), said)
+    requests = io.StringIO("".join(json.dumps(line) + "\n" for line in asked))
+    serve(requests, said, Fake, {"make": lambda path: {"made": path}})
     answers = [json.loads(line) for line in said.getvalue().splitlines()]
-    assert "cannot load bad" in answers[0]["error"]
-    assert answers[1] == {"settings": "none"}
-    assert len(answers[2]["steps"]) == 2
-    assert len(answers) == 3
+    assert answers[0] == {"made": "here"}
+    assert "cannot load bad" in answers[1]["error"]
+    assert answers[2] == {"settings": "none"}
+    assert len(answers[3]["steps"]) == 2
+    assert len(answers) == 4
 
 
 def test_noise_is_told_by_the_rounds() -> None:
     """Ratios that differ make a run noisy; a machine that slows both sides alike does not."""
 
     def judged(mine: list[float], theirs: list[float]) -> list[str]:
-        rounds = decode.Rounds(
-            decode=[Block(1, cpu_s=1 / rate) for rate in mine],
-            peer_decode=[Block(1, cpu_s=1 / rate) for rate in theirs],
-            memory=[10.0, 10.0, 10.0, 10.0],
-        )
+        sides = [[Block(1, cpu_s=1 / rate) for rate in side] for side in (mine, theirs)]
         result = Result("x")
-        decode._judge(rounds, result, one=True, delay=0.5)
+        decode._judge([10.0] * 4, *sides, result, one=True, delay=0.5)
         return result.reasons
 
     assert not judged([100, 50, 100, 50], [50, 25, 50, 25])
@@ -208,7 +211,7 @@ def test_exit_code_of_a_noisy_run(capsys: pytest.CaptureFixture[str]) -> None:
     import typer
 
     with pytest.raises(typer.Exit) as left:
-        commands.finish(lambda: Result("x", reasons=["busy"]), True)
+        finish("x", lambda: Result("x", reasons=["busy"]), True)
     assert left.value.exit_code == 3
     assert last_line(capsys.readouterr().out)["noisy"] is True
 

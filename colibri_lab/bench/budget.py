@@ -1,0 +1,110 @@
+"""Too little memory for the model: ours under its own budget beside llama.cpp under the system's, both cold."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from colibri_lab.bench import ours
+from colibri_lab.bench.batch import memory
+from colibri_lab.bench.cold import forget
+from colibri_lab.bench.harness import Block, measured
+from colibri_lab.bench.memgroup import MemoryGroup
+from colibri_lab.bench.paging import disk_rate
+from colibri_lab.bench.peer import LlamaPeer
+from colibri_lab.bench.result import Result
+from colibri_lab.bench.shapes import GROUP, Shape
+from colibri_lab.engine.engine import Engine
+from colibri_lab.model.plan import make_plan
+from colibri_lab.planning.cost import PROCESS
+
+DELAY_SHARE = 0.25  # of wall time that threads may wait for a core; most of it is the disk's
+
+
+@dataclass(frozen=True)
+class Plan:
+    """share: of the model's bytes, per cent, that all memory of a side may be. tokens: read one by one."""
+
+    shape: Shape
+    share: int = 54
+    tokens: int = 64
+    peer_tokens: int = 8
+    rounds: int = 3
+    threads: int = 2
+    mode: str = "sync"
+    prefetcher: str = "none"
+    seed: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Bytes of memory of a side."""
+        layout = make_plan(ours.spec_of(self.shape), "int4", GROUP)
+        return (layout.all_expert_bytes + layout.resident_bytes) * self.share // 100
+
+
+def run(plan: Plan, peer: str = "none", peer_python: str | None = None) -> Result:
+    """ValueError for a share that does not hold the resident weights; NotAvailable without a memory group."""
+    if peer not in ("none", LlamaPeer.name):
+        raise ValueError(f"--peer {peer!r}: budget compares with llama.cpp alone")
+    result = Result(f"budget {plan.shape.name}")
+    layout = make_plan(ours.spec_of(plan.shape), "int4", GROUP)
+    room = plan.limit - layout.resident_bytes - int(PROCESS)
+    if room < layout.expert_bytes * plan.shape.top_k:
+        raise ValueError(
+            f"--share {plan.share}: {plan.limit / 1e6:.0f} MB do not hold the resident weights and a layer"
+        )
+    path = ours.make_model(plan.shape, plan.seed)
+    ids = np.random.default_rng(plan.seed).integers(0, plan.shape.vocab, plan.tokens).tolist()
+    theirs = None if peer == "none" else _peer(plan, peer_python, ids, result)
+    rate, blocks, asked = disk_rate(path), list[Block](), list[int]()
+    for _ in range(plan.rounds):
+        block, pager, used = _ours(plan, path, room, ids)
+        blocks.append(block)
+        asked.append(int(pager["bytes_read"]))
+    limit = statistics.median(b.work / (read / rate) for b, read in zip(blocks, asked, strict=True))
+    result.add("decode, cold, wall time", statistics.median(b.wall_rate for b in blocks), "tokens/s",
+               peer=None if theirs is None else peer, peer_value=None if theirs is None else theirs.wall_rate,
+               limit=limit)  # fmt: skip
+    result.add("experts in memory", 100 * room / layout.all_expert_bytes, "% of all")
+    result.add("hits", 100 * pager["hits"] / max(1, pager["hits"] + pager["faults"]), "% of the experts asked for")
+    result.add("read", statistics.median(asked) / plan.tokens / 1e6, "MB/token")
+    result.add("disk, experts in random order, four at a time", rate / 1e9, "GB/s")
+    result.add("memory of the process, anonymous", used / 1e6, "MB", limit=plan.limit / 1e6)
+    result.notes.append(
+        f"{plan.share} % of the model's {plan.limit / plan.share / 1e4:.0f} MB for a side; {plan.tokens} random tokens "
+        f"one by one from empty frames, {plan.threads} thread(s), {plan.mode}, prefetcher {plan.prefetcher}; the limit "
+        "is the disk's rate over the bytes that were read"
+    )
+    delay = statistics.median(b.delay_s / b.wall_s for b in blocks)
+    if delay > DELAY_SHARE:
+        result.reasons.append(f"threads waited for a core {delay:.0%} of the time")
+    return result
+
+
+def _ours(plan: Plan, path: Path, room: int, ids: list[int]) -> tuple[Block, dict[str, float], int]:
+    """(time, the pager's counters, bytes of anonymous memory) of one engine from empty frames."""
+    forget(path)
+    settings = {"prefill_chunk": 1, "max_batch_size": 1, "kv_cache_max_slots": 512, "pin_after_tokens": None}
+    with Engine.load(path, threads=plan.threads, engine_mode=plan.mode, expert_cache_bytes=room, telemetry=False,
+                     prefetcher=plan.prefetcher, **settings) as engine:  # fmt: skip
+        with measured(len(ids)) as block:
+            for _ in engine.generate(ids, max_tokens=1):
+                pass
+        return block, dict(engine.counters()["pager"]), memory(engine).get("anonymous memory", 0)
+
+
+def _peer(plan: Plan, python: str | None, ids: list[int], result: Result) -> Block:
+    """llama.cpp with its file mapped and its weights as they lie there: laid out anew they would not fit at all."""
+    with MemoryGroup(plan.limit) as group, LlamaPeer(python, repack=False) as llama:
+        file = llama.file(plan.shape, plan.seed, ours.folder())
+        forget(file)
+        group.take(llama.pid)
+        llama.load(plan.shape, plan.seed, ours.folder(), plan.threads)
+        _, block = llama.decode(ids[:1], ids[1 : 1 + plan.peer_tokens])
+        result.notes.append(
+            f"{llama.name}: {llama.settings}, {plan.peer_tokens} tokens in a memory group of {plan.limit / 1e6:.0f} MB"
+        )
+    return block
