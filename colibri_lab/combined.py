@@ -5,11 +5,16 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
+from . import placement
 from .errors import ConfigError
 
 
 def refuse_combinations(config: Any, source: str) -> None:
     """ConfigError names `source`, the key and the way out."""
+    try:
+        placement.rules(config.expert_placement)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: expert_placement: {error}") from None
     if config.router_quant_bits is not None and config.router not in ("int8_lut", "two_stage"):
         raise ConfigError(
             f"{source}: router_quant_bits: router {reprlib.repr(config.router)} has no codes to choose the bits of; "

@@ -188,7 +188,10 @@ class Config(BaseModel):
         None, "fill at which the other ring is filled (async); none: 0.75", section="dispatch", gt=0, le=1
     )
     expert_placement: Any = key(
-        None, "gpu or cpu per expert, layer or pattern", section="placement", built=[None, "cpu"]
+        None,
+        'where experts are computed: gpu, cpu, auto (by heat), or a mapping of "LAYER" or "LAYER.EXPERT", with * and '
+        "?, to these, of which the last that matches counts; none: where the backend computes",
+        section="placement",
     )
     gpu_cache_bytes: Size | None = key(
         None,

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ..config import Config
 from ..errors import EngineClosed, RequestError
-from ..ops.cuda import CudaBackend
 from . import evaluate, show
 from .follow import Followed, follow
 from .interrupt import Shield
@@ -140,8 +139,7 @@ class Engine:
             "router": {"selections": dispatch["rows"] // max(1, p.top_k), **show.routing_counts(p)},
             "dispatch": dispatch | (p.transformer.counters() if isinstance(p.transformer, Pipeline) else {}),
             "batch": s.batch.counters(),
-            "host": p.host.counters(),
-            "gpu": p.backend.counters() if isinstance(p.backend, CudaBackend) else {},
+            **show.machine_counts(p),
             "telemetry": p.telemetry.counters(),
         }
 

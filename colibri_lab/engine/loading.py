@@ -8,6 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import placement
 from ..config import Config
 from ..dispatch.rings import Rings
 from ..dispatch.split import Split
@@ -22,9 +26,10 @@ from ..model.store import ModelFile
 from ..model.tokenizer import Tokenizer
 from ..model.transformer import Transformer
 from ..ops.cuda import CudaBackend
+from ..ops.cuda_experts import Sharing
 from ..ops.routing import Routing
 from ..ops.select import choose_backend
-from ..ops.types import Backend, Rows
+from ..ops.types import ON_CPU, Backend, Rows
 from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
 from ..pager.prefetchers import make_prefetchers
@@ -121,12 +126,18 @@ def sight(config: Config) -> tuple[int, int]:
     return RECENT, SINKS
 
 
-def refuse_without_gpu(config: Config, backend: str) -> None:
-    """ConfigError for a key of the GPU with a backend that has none: it would change nothing."""
-    needs = {"gpu_cache_bytes": config.gpu_cache_bytes is not None, "gpu_reset_on_exit": config.gpu_reset_on_exit}
+def refuse_without_gpu(config: Config, backend: str, places: NDArray[np.int8] | None) -> None:
+    """ConfigError for a key of the GPU where there is none, or nothing for it to change. places: of experts [L, E]."""
+    needs = {
+        "expert_placement": places is not None and bool((places != ON_CPU).any()),
+        "gpu_cache_bytes": config.gpu_cache_bytes is not None,
+        "gpu_reset_on_exit": config.gpu_reset_on_exit,
+    }
     for key, asked in needs.items():
         if asked and not (backend == "cuda" or (backend == "sim" and key != "gpu_reset_on_exit")):
             raise ConfigError(f"settings: {key}: backend {backend} uses no GPU; leave it out, or set backend: cuda")
+    if config.gpu_cache_bytes is not None and places is not None and (places == ON_CPU).all():
+        raise ConfigError("settings: gpu_cache_bytes: expert_placement leaves no expert to the GPU; leave it out")
 
 
 def build(config: Config, positions: int | None = None) -> Parts:
@@ -144,10 +155,12 @@ def build(config: Config, positions: int | None = None) -> Parts:
         host = Host(config.io_priority, config.cpu_affinity_mask)  # before any thread of ours is started
         stack.callback(host.restore)
         threads = config.threads or usable_cores()
-        backend, why = choose_backend(config.backend, config.precision, threads, config.gpu_cache_bytes,
-                                      config.gpu_reset_on_exit)  # fmt: skip
+        rules = placement.rules(config.expert_placement)
+        places = placement.resolve(rules, spec.sparse, spec.experts) if rules else None
+        sharing = Sharing(config.gpu_cache_bytes, places, threads)
+        backend, why = choose_backend(config.backend, config.precision, threads, sharing, config.gpu_reset_on_exit)
         stack.callback(backend.close)
-        refuse_without_gpu(config, backend.name)
+        refuse_without_gpu(config, backend.name, places)
         weights, rounded = settle_weights(file.weights(), config)
         foreign, top_k = settle_router(config), weights.top_k
         routing = weights.routing

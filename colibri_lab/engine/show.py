@@ -43,6 +43,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "direct_io": parts.pager.direct,
         "reads": parts.pager.reads,
         "frames": pager.frames.capacity * pager.frames.pages,
+        "expert_placement": config.expert_placement,
         "gpu_cache_bytes": b.tier.bytes if isinstance(b := parts.backend, CudaBackend) and b.tier else 0,
         "kv_slots": kv.slots.slots,
         "kv_slot_size": kv.slots.size,
@@ -172,6 +173,12 @@ def _router_rows(c: dict[str, int | float]) -> dict[str, str]:
     if c["audited"]:
         rows["wrong selections"] = _bar(c["wrong_selections"], c["audited"], f"of {c['audited']:,} audited")
     return rows
+
+
+def machine_counts(parts: Any) -> dict[str, dict[str, int]]:
+    """Of the host, and of the GPU where one computes."""
+    gpu = parts.backend.counters() if isinstance(parts.backend, CudaBackend) else {}
+    return {"host": parts.host.counters(), "gpu": gpu}
 
 
 def warnings(parts: Any) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .cuda_experts import Experts
+from .cuda_experts import Experts, Sharing
 from .cuda_router import RouterLaunches
 from .device import Device
 from .frames import DeviceFrames
@@ -31,9 +31,9 @@ class CudaBackend:
 
     isa = "cuda"
 
-    def __init__(self, device: Device, precision: str = "fast", cache_bytes: int | None = None) -> None:
-        """cache_bytes: of device memory for experts, see DeviceFrames."""
-        self._cache_bytes = cache_bytes
+    def __init__(self, device: Device, precision: str = "fast", sharing: Sharing | None = None) -> None:
+        """sharing: of experts between device and processor; None: all are on the device as far as it has room."""
+        self._sharing = sharing or Sharing()
         self.precision = checks.precision(precision)
         self.device, self.name = device, device.name
         self.kernels = Kernels(device)
@@ -70,7 +70,7 @@ class CudaBackend:
         mine = [(r, self._residents.matrix(m)) for layer in w.layers for m in (layer.attention.qkv, layer.attention.o)]
         fast = self.precision == "fast"
         self._acts = Activations(self.kernels, fast, [*mine, (r, self._head)])
-        self.experts = Experts(self.kernels, w, pages, r, self._residents, fast, self._cache_bytes)
+        self.experts = Experts(self.kernels, w, pages, r, self._residents, self.precision, self._sharing)
 
     def _make_room(self, w: ModelWeights, kv: KVPool, rows: Rows) -> None:
         r, d = rows.capacity, self.device
@@ -91,13 +91,12 @@ class CudaBackend:
 
     @property
     def tier(self) -> DeviceFrames | None:
-        """Experts on the device; None for a model without any."""
+        """Experts on the device; None where none comes there."""
         return self.experts.frames
 
     def counters(self) -> dict[str, int]:
         """Of experts on the device, and of memory and transfers."""
-        frames = self.experts.frames
-        return {**self.device.counters(), **(frames.counters() if frames is not None else {})}
+        return {**self.device.counters(), **self.experts.counters()}
 
     def _all(self) -> Binding:
         if self._bound is None:
@@ -107,6 +106,8 @@ class CudaBackend:
     def embed(self, n: int) -> None:
         b = self._all()
         token = self._int("token", checks.indices(b.rows.token[:n], b.weights.vocab, "token"))
+        if self.experts.frames is not None:
+            self.experts.frames.next_step()
         hidden, head = b.weights.hidden, self._head
         grid = (ceil_div(hidden, 256), n, 1)
         if b.weights.embedding is not None:
@@ -151,7 +152,7 @@ class CudaBackend:
         picks = self.experts.plan(layer, b.rows, some, first, last)
         if first == 0:
             self._settle(layer, n, at)
-        self.experts.run(layer, picks, self._ffn_in[some], some, start=first == 0)
+        self.experts.run(layer, picks, self._ffn_in[some], b.rows.ffn_in[some], some, start=first == 0)
         if b.weights.layers[layer].dense is not None or last == b.weights.experts:
             self.experts.finish(layer, self._ffn_in[some], self._x[some], some)
             b.rows.x[some] = self.device.read(self._x[some])
@@ -172,7 +173,9 @@ class CudaBackend:
             target[:n] = self.device.read(source[:n])
 
     def close(self) -> None:
-        self._bound = None
+        if self._bound is not None:
+            self._bound = None
+            self.experts.close()
         self.device.close()
 
     def _project(self, block: LayerWeights, layer: int, n: int, at: int) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .frames import DeviceFrames
+from .frames import DeviceFrames, Places
+from .host_experts import HostExperts
 from .launch import Kernels
 from .layout import ceil_div
 from .products import Activations, Jobs, Paged, Residents, batch_for, job_list, upload
-from .types import FFN, I32, ExpertPages, LayerWeights, ModelWeights, Rows
+from .types import F32, FFN, I32, ON_CPU, ON_GPU, ExpertPages, LayerWeights, ModelWeights, Rows
 
 Three = tuple[Paged, Paged, Paged]  # gate, up, down
 
@@ -25,23 +26,39 @@ Three = tuple[Paged, Paged, Paged]  # gate, up, down
 class Picks:
     """Experts of a wave, in parts that fit on the device; each pick's row and weight; a row's picks from begin[r] on.
 
-    Picks lie expert by expert, in the order of the parts.
+    Picks lie expert by expert, in the order of the parts, and those of the processor's experts behind them.
     """
 
     parts: list[list[int]]
     counts: dict[int, int]  # of picks, by expert
+    host: I32  # [Q] expert of each of the processor's picks
     row: I32  # [P], counted from the first row
     weight: np.ndarray[Any, Any]  # float32 [P], in the order of `order`
     begin: I32  # [R + 1]
     order: I32  # [P] picks, row by row
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """How experts are shared between device and processor. cache_bytes: of device memory, see DeviceFrames; places int8
+    [L, E]: see types.ON_GPU, None: all on the device; threads: of the processor, None: all it may use."""
+
+    cache_bytes: int | None = None
+    places: Places | None = None
+    threads: int | None = None
+
+    def places_of(self, w: ModelWeights) -> Places:
+        """places [L, E]; ON_CPU in dense layers, so that they take no room on the device."""
+        places = np.full((len(w.layers), w.experts), ON_GPU, np.int8) if self.places is None else self.places.copy()
+        places[[layer.gate is None for layer in w.layers]] = ON_CPU
+        return places
+
+
 class Experts:
     """Room for `capacity` rows of the model's widest network."""
 
     def __init__(self, kernels: Kernels, w: ModelWeights, pages: ExpertPages, capacity: int, residents: Residents,
-                 fast: bool, budget: int | None = None) -> None:  # fmt: skip
-        """budget: bytes of device memory for experts, see DeviceFrames."""
+                 precision: str, sharing: Sharing) -> None:  # fmt: skip
         self._kernels, self._w, self._residents = kernels, w, residents
         d, sparse = kernels.device, any(layer.gate is not None for layer in w.layers)
         most = capacity * max(w.top_k, 1)
@@ -54,7 +71,7 @@ class Experts:
             for network in filter(None, (layer.dense, layer.shared)):
                 sizes += [(capacity, m) for m in self._resident(network)]
                 widest.append(capacity * network.gate.layout.rows)
-        self._acts = Activations(kernels, fast, sizes)
+        self._acts = Activations(kernels, precision == "fast", sizes)
         self._gate, self._up, self._hidden = (d.empty((max(widest),), np.float32) for _ in range(3))
         self._y, self._sum = d.empty((most, w.hidden), np.float32), d.empty((capacity, w.hidden), np.float32)
         self._jobs, self._rows = d.empty((most, 4), np.int32), d.empty((most,), np.int32)
@@ -65,8 +82,13 @@ class Experts:
         self._shared_weight = d.empty((capacity,), np.float32)
         gates = [layer.shared_gate for layer in w.layers]
         self._shared_gates = [None if gate is None else upload(d, gate) for gate in gates]
-        if sparse:  # last, since it takes what the card has left
-            self.frames = DeviceFrames(d, pages, w.expert[2].pages, w.top_k, budget)
+        self.host: HostExperts | None = None
+        self.picks_gpu = self.picks_cpu = 0
+        places = sharing.places_of(w)
+        if (places[[layer.gate is not None for layer in w.layers]] != ON_GPU).any():
+            self.host = HostExperts(w, pages, most, precision, sharing.threads)
+        if (places != ON_CPU).any():  # last, since it takes what the card has left
+            self.frames = DeviceFrames(d, pages, w.expert[2].pages, w.top_k, sharing.cache_bytes, places)
             gate, up, down = (Paged(m, self.frames.frames, self.frames.table, w.expert[2].pages) for m in w.expert)
             self._paged: Three = gate, up, down
 
@@ -78,34 +100,41 @@ class Experts:
         row, rank = np.nonzero((chosen >= first) & (chosen < last))
         if not len(row):
             return None
-        assert self.frames is not None
         expert, weight = chosen[row, rank], rows.weights[some][row, rank]
         wanted, counts = np.unique(expert, return_counts=True)
-        parts = self.frames.parts(layer, wanted.tolist())
+        here, away = ([], wanted.tolist()) if self.frames is None else self.frames.split(layer, wanted.tolist())
+        parts = self.frames.parts(layer, here) if self.frames is not None else []
         place = np.zeros(self._w.experts, np.int32)
-        place[[e for part in parts for e in part]] = np.arange(len(wanted))
+        place[[*(e for part in parts for e in part), *away]] = np.arange(len(wanted))
         sort = np.lexsort((row, place[expert]))
         expert, weight, of = expert[sort], weight[sort], row[sort].astype(np.int32)
         order = np.lexsort((expert, of)).astype(np.int32)  # a row's picks in ascending order of experts
         begin = np.searchsorted(of[order], np.arange(len(chosen) + 1)).astype(np.int32)
-        return Picks(parts, dict(zip(wanted.tolist(), counts.tolist(), strict=True)), of, weight[order], begin, order)
+        host = expert[place[expert] >= len(here)]
+        by_expert = dict(zip(wanted.tolist(), counts.tolist(), strict=True))
+        return Picks(parts, by_expert, host, of, weight[order], begin, order)
 
-    def run(self, layer: int, picks: Picks | None, x: Any, some: slice, start: bool) -> None:
-        """Add a wave's experts of x [n, H] to the layer's sum."""
+    def run(self, layer: int, picks: Picks | None, x: Any, on_host: F32, some: slice, start: bool) -> None:
+        """Add a wave's experts of x [n, H] to the layer's sum. on_host: the same rows there. MissingPage."""
         total, n = self._sum[some], some.stop - some.start
         if start:
             self._elementwise("clear", total.size, total)
         if picks is None:
             return
-        assert self.frames is not None
         self._put(self._rows, picks.row)
         at = 0
         for part in picks.parts:
+            assert self.frames is not None
             counts = [picks.counts[e] for e in part]
             self.frames.bring(layer, part)
             self._compute(layer, part, counts, x, n, at)
             self.frames.done(layer, part)
             at += sum(counts)
+        if len(picks.host):  # while the kernels above run
+            assert self.host is not None
+            self._put(self._y[at:], self.host.run(layer, on_host[picks.row[at:]], picks.host))
+        self.picks_gpu += at
+        self.picks_cpu += len(picks.host)
         self._add(self._put(self._begin, picks.begin), self._put(self._order, picks.order),
                   self._put(self._weight, picks.weight), total, n)  # fmt: skip
 
@@ -146,6 +175,15 @@ class Experts:
     def _add(self, begin: Any, order: Any, weight: Any, total: Any, n: int) -> None:
         self._kernels("add_picks", (ceil_div(self._w.hidden, 256), n, 1), 256, self._y, begin, order, weight, total,
                       self._w.hidden)  # fmt: skip
+
+    def counters(self) -> dict[str, int]:
+        """(row, expert) pairs by where they were computed, and see DeviceFrames.counters."""
+        frames = {} if self.frames is None else self.frames.counters()
+        return {"picks_gpu": self.picks_gpu, "picks_cpu": self.picks_cpu, **frames}
+
+    def close(self) -> None:
+        if self.host is not None:
+            self.host.close()
 
     def _elementwise(self, name: str, size: int, *arrays: Any) -> None:
         self._kernels(name, (ceil_div(size, 256), 1, 1), 256, *arrays, size)

@@ -13,11 +13,11 @@ from .device import Device
 from .launch import FILE_OF, Kernels, signatures
 from .layout import PAGE, MatrixLayout, ceil_div
 from .pack import pack_codes
-from .products import job_list, upload
+from .products import job_list, shared_bytes, upload
 from .reference import matmul_int8, quantise_row, rms_norm
 
 Array = NDArray[Any]
-SWIGLU, ROWS, WARPS = 256, 16, 4  # threads of swiglu; rows and warps of a block of a product
+SWIGLU = 256  # threads of a block
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def product(rows: int = 48, cols: int = 320, group: int = 32) -> Example:
     arguments = (run, table, job_list([0], [1], 1), none, q.astype(np.int8).reshape(-1), steps, offsets, None, rows,
                  groups, group, layout.pages, *place, layout.groups_per_tile)  # fmt: skip
     want = {"y": matmul_int8(run, layout, x)[None]}
-    return Example("matmul_fast<Int4, 1>", (layout.row_groups, 1, 1), 128, arguments, want, 1e-5, 4 * WARPS * ROWS)
+    return Example("matmul_fast<Int4, 1>", (layout.row_groups, 1, 1), 128, arguments, want, 1e-5, shared_bytes(1))
 
 
 EXAMPLES: dict[str, Callable[[], Example]] = {

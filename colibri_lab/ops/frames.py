@@ -17,9 +17,11 @@ from ..errors import ConfigError
 from .device import Device
 from .layout import PAGE
 from .tier import Tier
-from .types import COMING, I32, ExpertPages, MissingPage
+from .types import BY_HEAT, COMING, I32, ON_CPU, ON_GPU, ExpertPages, MissingPage
 
 MIB = 1 << 20
+SELDOM = 16  # steps
+Places = np.ndarray[Any, np.dtype[np.int8]]
 LEFT = 256 * MIB  # of the card's memory, to whoever else needs some
 KEY = "settings: gpu_cache_bytes"
 
@@ -30,15 +32,16 @@ class DeviceFrames:
     pages_copied counts what was sent, runs_copied in how many transfers.
     """
 
-    def __init__(self, device: Device, pages: ExpertPages, per_expert: int, top_k: int, budget: int | None) -> None:
-        """budget: bytes for experts, None: what the card has left, at most all of them. ConfigError where one token's
-        experts do not fit."""
-        self._device, self._pages, self._per_expert = device, pages, per_expert
-        self.layers, self.experts = pages.table.shape[:2]
-        self._run_bytes, most = per_expert * PAGE, self.layers * self.experts
+    def __init__(self, device: Device, pages: ExpertPages, per_expert: int, top_k: int, budget: int | None,
+                 places: Places) -> None:  # fmt: skip
+        """budget: bytes for experts, None: what the card has left, at most all that may come here; ConfigError where
+        one token's do not fit. places [L, E]: ON_GPU, ON_CPU or BY_HEAT."""
+        self._device, self._pages, self._per_expert, self._places = device, pages, per_expert, places
+        rows, self.experts = pages.table.shape[0] * pages.table.shape[1], pages.table.shape[1]
+        self._run_bytes, most = per_expert * PAGE, int((places != ON_CPU).sum())
         self.least = min(top_k, most)
         if budget is None:
-            left = device.driver.facts().free - most * per_expert * 4 - LEFT
+            left = device.driver.facts().free - rows * per_expert * 4 - LEFT
             budget = max(self.least * self._run_bytes, left)
         capacity = min(budget // self._run_bytes, most)
         if capacity < self.least:
@@ -49,13 +52,44 @@ class DeviceFrames:
         spare = min(max(top_k, capacity // 16), capacity - self.least) if capacity < most else 0
         self.tier = Tier(capacity, spare)
         self.frames = device.empty((capacity * self._run_bytes,), np.uint8)
-        self.table = device.empty((most, per_expert), np.int32)
+        self.table = device.empty((rows, per_expert), np.int32)
         self._numbers = np.arange(capacity * per_expert, dtype=np.int32).reshape(capacity, per_expert)
         self._used: dict[int, Any] = {}  # run -> the event after which nobody reads it
         self._looked: dict[int, Any] = {}  # key -> the event after which nobody reads its row of the table
         self._unsettled = False  # whether a transfer may still read the host's frames
         self._coming: dict[int, Any] = {}  # key -> the event of a transfer that kernels have not waited for
+        self._step, self._last = 0, np.zeros(rows, np.int64)  # of each expert's last use
         self.pages_copied = self.runs_copied = 0
+
+    def next_step(self) -> None:
+        """A step begins."""
+        self._step += 1
+
+    def split(self, layer: int, experts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """(on the device, on the processor) of the experts that a wave wants.
+
+        By heat: those that are on the device or pinned, and others while there is room; an expert that SELDOM steps
+        did without makes room.
+        """
+        room = self._room()
+        sides: tuple[list[int], list[int]] = [], []  # in the order of ON_GPU, ON_CPU
+        for e in experts:
+            key, place = layer * self.experts + e, self._places[layer, e]
+            if place == BY_HEAT:
+                here = self._has(key) or key in self.tier.pinned
+                place = ON_GPU if here or room > 0 else ON_CPU
+                room -= place == ON_GPU and not here
+            sides[place].append(e)
+        return sides
+
+    def _room(self) -> int:
+        """Experts that may come without pushing out one that is in use."""
+        room = self.tier.keep - len(self.tier.held)
+        for key in self.tier.held:
+            if self._step - self._last[key] < SELDOM:
+                break
+            room += key not in self.tier.pinned
+        return room
 
     def parts(self, layer: int, experts: Sequence[int]) -> list[list[int]]:
         """Experts in parts that fit on the device, those that are there already first."""
@@ -84,12 +118,13 @@ class DeviceFrames:
         event = self._device.used()
         for key in (layer * self.experts + e for e in experts):
             self._used[self.tier.held[key]] = self._looked[key] = event
+            self._last[key] = self._step
 
     def warm(self, layer: int, expert: int) -> None:
         """Send what may be asked for soon, where it costs nobody his place; the host has it."""
         key = layer * self.experts + expert
         host = self._pages.table[layer, expert, : self._per_expert]
-        if (host < 0).any():
+        if self._places[layer, expert] == ON_CPU or (host < 0).any():
             return
         run = self.tier.guess(key)
         if run is not None:

@@ -16,6 +16,7 @@ from .layout import DTYPES, PAGE, ROWS, MatrixLayout, ceil_div
 from .types import Matrix
 
 UNIT = 32  # inputs of an fp16 or fp32 matrix that a lane takes at a time
+SHARES = 32  # groups that a block takes at a time, as in matmul.cu
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ def job_list(runs: list[int], counts: list[int], batch: int) -> np.ndarray[Any, 
     return np.array(jobs, np.int32).reshape(-1, 4)
 
 
+def shared_bytes(batch: int) -> int:
+    """Of a block of a product: two rooms for what a turn's groups give to `batch` inputs and the rows of a tile."""
+    return 2 * SHARES * batch * ROWS * 4
+
+
 def batch_for(counts: list[int]) -> int:
     """Inputs a job: one alone reads its weights alone. The choice changes speed, no bit."""
     return BATCHES[0] if max(counts, default=1) == 1 else BATCHES[-1]
@@ -102,7 +108,7 @@ class Activations:
     def product(self, x: Any, m: Paged, jobs: Jobs, y: Any) -> None:
         """y [picks, N] of x [., K], which `prepare` has seen last."""
         grid = (m.layout.row_groups, len(jobs.list), 1)
-        shared = 4 * jobs.batch * ROWS * 4  # warps, inputs, rows, bytes
+        shared = shared_bytes(jobs.batch)
         where = (m.frames, m.tables, jobs.list, jobs.inputs)
         tiles = (m.groups, m.group, m.pages, *m.place, m.layout.tile_cols // m.group)
         if self.coded(m):

@@ -6,6 +6,7 @@ from . import gpu
 from .build import KernelError
 from .cpu import CpuBackend
 from .cuda import CudaBackend
+from .cuda_experts import Sharing
 from .device import Device
 from .driver_cupy import CupyDriver
 from .reference import ReferenceBackend
@@ -20,22 +21,21 @@ class NoGpu(KernelError):
 
 
 def choose_backend(name: str = "auto", precision: str = "fast", threads: int | None = None,
-                   gpu_bytes: int | None = None, reset: bool = False) -> tuple[Backend, str]:  # fmt: skip
+                   sharing: Sharing | None = None, reset: bool = False) -> tuple[Backend, str]:  # fmt: skip
     """(backend, one line saying why it and not another). threads None: all processors this process may use.
 
-    gpu_bytes: of device memory for experts, None: what is left; reset: see Driver.close; other backends use neither.
-    ValueError for an unknown name; NoGpu when "cuda" is asked for and there is none to use; KernelError when "cpu" is
-    asked for and cannot be compiled, or "sim" cannot run here. "sim" is for tests: the CUDA kernels, thread by thread
-    on the CPU, very slow.
+    sharing: of experts between device and processor; reset: see Driver.close; other backends use neither. ValueError
+    for an unknown name; NoGpu when "cuda" is asked for and there is none to use; KernelError when "cpu" is asked for
+    and cannot be compiled, or "sim" cannot run here. "sim" is for tests: the CUDA kernels, thread by thread on the CPU,
+    very slow.
     """
     if name not in NAMES:
         raise ValueError(f"backend {name!r} is none of {', '.join(NAMES)}")
     if name == "reference":
         return ReferenceBackend(precision), "asked for by name"
     if name == "sim":
-        return CudaBackend(
-            SimDevice(), precision, gpu_bytes
-        ), "asked for by name; CUDA kernels simulated on the CPU, for tests"
+        why = "asked for by name; CUDA kernels simulated on the CPU, for tests"
+        return CudaBackend(SimDevice(), precision, sharing), why
     lacking = gpu.trouble() if name in ("auto", "cuda") else None
     if name == "cuda" and lacking is not None:
         raise NoGpu(f"backend: cuda: {lacking.says}; {lacking.do}")
@@ -43,7 +43,7 @@ def choose_backend(name: str = "auto", precision: str = "fast", threads: int | N
     if name != "cpu" and lacking is None:
         driver = CupyDriver()
         why = "asked for by name" if name == "cuda" else "there is a GPU"
-        return CudaBackend(Device(driver, reset), precision, gpu_bytes), f"{why}; {gpu.in_words(driver.facts())}"
+        return CudaBackend(Device(driver, reset), precision, sharing), f"{why}; {gpu.in_words(driver.facts())}"
     try:
         cpu = CpuBackend(precision, threads)
     except KernelError as error:

@@ -19,6 +19,7 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
+ON_GPU, ON_CPU, BY_HEAT = range(3)  # where an expert is computed; the order of placement.PLACES
 ABSENT, COMING = -1, -2  # entries of a page table that are no frame: not in memory; not yet, but on its way
 
 

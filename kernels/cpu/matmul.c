@@ -15,8 +15,8 @@
 #include "matmul_plain.h"
 #endif
 
-/* Float activations: input k goes to sum k % 4, (s0 + s1) + (s2 + s3) at the end of a group (or of the row when there
-   are no groups). Four sums, because one chain of additions would wait for each of them. */
+/* Float activations: input k goes to sum k % 4, (s0 + s1) + (s2 + s3) at the end of a group. Four sums, because one
+   chain of additions would wait for each of them; kernels/cuda/matmul.cu has the same order. */
 INLINE v16 four(const v16 *s) { return v_add(v_add(s[0], s[1]), v_add(s[2], s[3])); }
 
 INLINE void float_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[ROWS], const int n, const int int4) {
@@ -44,32 +44,38 @@ INLINE void float_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[R
     for (int i = 0; i < n; i++) v_store(out[i], acc[i]);
 }
 
+/* Thirty-two inputs count as a group here. */
 INLINE void float_values(const Matrix *m, Cursor *c, const Act *a, float (*out)[ROWS], const int n, const int half) {
-    v16 s[FLOAT_ROWS][4];
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < 4; j++) s[i][j] = v_zero();
+    v16 acc[FLOAT_ROWS];
+    for (int i = 0; i < n; i++) acc[i] = v_zero();
     for (int first = 0; first < m->cols; first += m->tile_cols) {
         const uint8_t *w = cursor_next(c);
         const int step = ROWS * (half ? 2 : 4);
-        int k = first, end = min_int(first + m->tile_cols, m->cols);
-        for (; k + 4 <= end; k += 4)
+        for (int k = first, end = min_int(first + m->tile_cols, m->cols); k < end;) {
+            v16 s[FLOAT_ROWS][4];
+            for (int i = 0; i < n; i++)
+                for (int j = 0; j < 4; j++) s[i][j] = v_zero();
+            int stop = min_int(k + 32, end);
+            for (; k + 4 <= stop; k += 4)
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++, w += step) {
+                for (int j = 0; j < 4; j++, w += step) {
+                    v16 v = half ? v_load_half((const uint16_t *)w) : v_load((const float *)w);
+                    if (n <= 2 && (!half || j % 2 == 0)) read_ahead(w);
+                    for (int i = 0; i < n; i++) s[i][j] = v_madd(s[i][j], v, v_set1(a[i].x[k + j]));
+                }
+            for (int j = 0; k < stop; k++, j++, w += step) {
                 v16 v = half ? v_load_half((const uint16_t *)w) : v_load((const float *)w);
-                if (n <= 2 && (!half || j % 2 == 0)) read_ahead(w);
-                for (int i = 0; i < n; i++) s[i][j] = v_madd(s[i][j], v, v_set1(a[i].x[k + j]));
+                for (int i = 0; i < n; i++) { /* s[i][0..2] by name: an index would push the sums out of registers */
+                    v16 more = v_mul(v, v_set1(a[i].x[k]));
+                    if (j == 0) s[i][0] = v_add(s[i][0], more);
+                    else if (j == 1) s[i][1] = v_add(s[i][1], more);
+                    else s[i][2] = v_add(s[i][2], more);
+                }
             }
-        for (int j = 0; k < end; k++, j++, w += step) {
-            v16 v = half ? v_load_half((const uint16_t *)w) : v_load((const float *)w);
-            for (int i = 0; i < n; i++) { /* s[i][0..2] by name: an index would push the sums out of registers */
-                v16 more = v_mul(v, v_set1(a[i].x[k]));
-                if (j == 0) s[i][0] = v_add(s[i][0], more);
-                else if (j == 1) s[i][1] = v_add(s[i][1], more);
-                else s[i][2] = v_add(s[i][2], more);
-            }
+            for (int i = 0; i < n; i++) acc[i] = v_add(acc[i], four(s[i]));
         }
     }
-    for (int i = 0; i < n; i++) v_store(out[i], four(s[i]));
+    for (int i = 0; i < n; i++) v_store(out[i], acc[i]);
 }
 
 /* A block function multiplies one row group with up to `n` rows and says how many it took. */

@@ -1,12 +1,12 @@
 // What lies between and after the products of an expert: silu(gate) * up, and the sums over experts.
 #include "common.cuh"
 
-// both: [picks][2][width], gate and up of a pick.
+// The steps of kernels/cpu/expert_ffn.c: the same bits.
 __global__ void __launch_bounds__(256)
 swiglu(const float* __restrict__ gate, const float* __restrict__ up, float* __restrict__ hidden, int width) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   const i64 at = (i64)blockIdx.y * width + i;
-  if (i < width) hidden[at] = gate[at] / (1.0f + expf(-gate[at])) * up[at];
+  if (i < width) hidden[at] = gate[at] / (1.0f + exp_as_cpu(0.0f - gate[at])) * up[at];
 }
 
 // sum[r] += weight * y of each of the row's picks, in the order of the list: ascending experts, whatever the waves.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri_lab.config import Config
-from colibri_lab.errors import ConfigError, NotAvailable
+from colibri_lab.errors import ConfigError
 from colibri_lab.pager.policy import LRU
 from colibri_lab.router.softmax import Softmax
 from colibri_lab.yamlfile import parse_mapping
@@ -92,18 +92,6 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         Config.make(values, "some.yaml")
     assert says in str(error.value) and str(error.value).startswith("some.yaml: ") and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("expert_placement", {"0": "gpu"}),
-    ],
-)
-def test_what_is_not_built_is_refused(name: str, value: object) -> None:
-    with pytest.raises(NotAvailable, match=f"{name}: not available yet: "):
-        Config.make({name: value})
-    Config.make({name: Config.model_fields[name].default})  # its off value is taken
 
 
 def test_yaml_file_then_overrides(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def loops(file: str, name: str, architecture: str) -> list[Loop]:
         target = re.search(r"BRA.*`\((\.L_x_\d+)\)", said)
         if target and labels.get(target[1], at + 1) <= at:
             body = code[labels[target[1]] : at + 1]
-            products = sum(4 if "IDP.4A" in one else 1 if "FFMA" in one else 0 for one in body)
+            products = sum(4 if "IDP.4A" in one else 1 if "FFMA" in one or "FMUL" in one else 0 for one in body)
             if products >= 16:
                 found.append(Loop(labels[target[1]], at, len(body), products))
     return sorted(found, key=lambda loop: loop.instructions)

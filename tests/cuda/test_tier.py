@@ -12,6 +12,7 @@ import pytest
 
 from colibri_lab.errors import ConfigError, RequestError
 from colibri_lab.ops.cuda import CudaBackend
+from colibri_lab.ops.cuda_experts import Sharing
 from colibri_lab.ops.device import Device
 from colibri_lab.ops.driver_cupy import CupyDriver
 from colibri_lab.ops.simulator import SimDevice, SimulatedFault
@@ -138,7 +139,7 @@ def test_a_transfer_waits_for_who_reads_its_frames(monkeypatch: pytest.MonkeyPat
     """Its stream waits for an event of the kernels' before it overwrites; kernels wait for an event of its own."""
     card = plug_in(monkeypatch, Card())
     shape = Shape(layers=1, experts=4, top_k=2)
-    backend = CudaBackend(Device(CupyDriver()), cache_bytes=2 * EXPERT)
+    backend = CudaBackend(Device(CupyDriver()), sharing=Sharing(2 * EXPERT))
     bound = Bound(backend, shape, model=make(shape, 4))
     card.log.clear()
     bound.step([(0, t) for t in (3, 9, 11, 40, 2, 8)])
@@ -154,7 +155,7 @@ def test_a_transfer_waits_for_who_reads_its_frames(monkeypatch: pytest.MonkeyPat
 def test_the_frames_are_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     card = plug_in(monkeypatch, Card())
     shape = Shape(layers=2, experts=6, top_k=2)
-    backend = CudaBackend(Device(CupyDriver()), cache_bytes=5 * EXPERT)
+    backend = CudaBackend(Device(CupyDriver()), sharing=Sharing(5 * EXPERT))
     Bound(backend, shape, model=make(shape, 4))
     sizes = [e[1] for e in card.log if e[0] == "malloc"]
     assert sizes[-2:] == [5 * EXPERT, 2 * 6 * 4], "frames, then the page table: int32 of layers, experts and pages"
@@ -198,6 +199,6 @@ def test_a_full_card_refuses_the_engine(converted: dict[str, Path], monkeypatch:
 
 
 def test_sim_has_the_same_tier() -> None:
-    backend = CudaBackend(SimDevice(), cache_bytes=3 * EXPERT)
+    backend = CudaBackend(SimDevice(), sharing=Sharing(3 * EXPERT))
     Bound(backend, Shape(), model=make(Shape(), 4))
     assert backend.tier is not None and backend.tier.bytes == 3 * EXPERT
