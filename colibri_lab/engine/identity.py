@@ -36,7 +36,8 @@ def open_persistence(config: Config, file: ModelFile, backend: Backend, kv: KVCa
         return None
     if backend.name in ("sim", "cuda"):
         raise NotAvailable(
-            f"{KEY}: not available yet with backend: {backend.name}, whose keys and values stay on its device"
+            f"{KEY}: not available yet with backend: {backend.name}, whose keys and values stay on its device; "
+            f"set backend: cpu, or leave the path out"
         )
     token = math.prod(kv.pool.k.shape[1:]) * kv.pool.k.itemsize
     if size * token % mmap.PAGESIZE:

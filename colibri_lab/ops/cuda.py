@@ -6,6 +6,7 @@ what the engine looks at. Sums depend on a row alone (kernels/README.md), so bat
 
 from __future__ import annotations
 
+from time import perf_counter_ns as clock
 from typing import Any
 
 import numpy as np
@@ -137,9 +138,11 @@ class CudaBackend:
                      shared=4 * WARPS)  # fmt: skip
         self._raise(layer, at)  # a wrong table, before the router counts anything
         if block.gate is not None:
+            begin = clock()  # what came before is done: its status was read
             self.router.choose(layer, self._ffn_in[some], n, self._status)
             self._raise(layer, at)
             self.router.read(layer, rows, some)
+            rows.spent[0] += clock() - begin
         for target, source in ((rows.x, self._x), (rows.ffn_in, self._ffn_in)):
             target[some] = self.device.read(source[some])
         self._count(block, layer, guessed, some)
@@ -149,7 +152,9 @@ class CudaBackend:
         if n == 0:
             return
         some = slice(at, at + n)
+        begin = clock()
         picks = self.experts.plan(layer, b.rows, some, first, last)
+        b.rows.spent[1] += clock() - begin
         if first == 0:
             self._settle(layer, n, at)
         self.experts.run(layer, picks, self._ffn_in[some], b.rows.ffn_in[some], some, start=first == 0)

@@ -26,7 +26,8 @@ WIDE = Shape(hidden=320, ffn=290, experts=5, top_k=2, heads=6, kv_heads=2, head_
 
 
 def state(bound: Bound) -> list[bytes]:
-    """Every array that kernels write, as bytes."""
+    """Every array that kernels write, as bytes, but for clocks."""
+    bound.rows.spent[:] = 0
     routing = bound.weights.routing
     return [array.tobytes() for array in arrays((bound.rows, bound.kv, routing and (routing.counts, routing.span)))]
 

@@ -39,6 +39,7 @@ def same(got: Bound, want: Bound, precision: str) -> None:
         assert np.abs(got.rows.ffn_in[:n] - want.rows.ffn_in[:n]).max() <= 20 * limit
         assert np.array_equal(got.kv.where, want.kv.where) and np.array_equal(got.kv.first, want.kv.first)
     assert np.array_equal(got.kv.seen, want.kv.seen)
+    assert (got.rows.spent > 0).all(), "router and dispatch are timed"
 
 
 def compare(shape: Shape, precision: str, seed: int = 0, order: str = "forward") -> None:
