@@ -110,8 +110,10 @@ class DeviceFrames:
                 self.tier.find(key, busy)
         for key, host in missing.items():
             self._send(key, self.tier.admit(key, busy), host)
-        for event in {id(e): e for e in (self._coming.pop(key, None) for key in keys) if e is not None}.values():
-            self._device.after_sent(event)
+        for key in keys:
+            if (event := self._coming.get(key)) is not None:
+                self._device.after_sent(event)
+                del self._coming[key]
 
     def done(self, layer: int, experts: Sequence[int]) -> None:
         """The kernels that read these have been launched."""
@@ -173,6 +175,14 @@ class DeviceFrames:
         return frames.copy()
 
     def _send(self, key: int, run: int, host: I32) -> None:
+        """An expert to a run that was made ready for it; it is not there if that fails."""
+        try:
+            self._transfer(key, run, host)
+        except BaseException:
+            self.tier.forget(key)
+            raise
+
+    def _transfer(self, key: int, run: int, host: I32) -> None:
         """All pages of an expert, neighbours on the host in one transfer, and its row of the table."""
         for event in (self._used.pop(run, None), self._looked.pop(key, None)):
             if event is not None:

@@ -51,6 +51,10 @@ class Tier:
         self.ahead += 1
         return run
 
+    def forget(self, key: int) -> None:
+        """An expert did not come."""
+        self._free.append((self.held if key in self.held else self.guessed).pop(key))
+
     def guesses(self, wanted: bool) -> None:
         """From now on some runs are for guesses, or none."""
         self.keep = self.capacity - (self._spare if wanted else 0)

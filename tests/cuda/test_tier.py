@@ -20,7 +20,7 @@ from colibri_lab.ops.tier import Tier
 from tests.ops.models import Bound, Shape, make
 from tests.parity.models import engine, greedy, logits
 
-from .card import LATE, Card, plug_in
+from .card import LATE, Card, CUDARuntimeError, plug_in
 
 PROMPT = [5, 9, 33, 2, 60, 17, 8]
 EXPERT = 1 << 16  # bytes of an expert of the models here
@@ -132,6 +132,26 @@ def test_host_memory_follows_the_budget(converted: dict[str, Path], monkeypatch:
             if i in (3, 6):
                 assert list(card.locked.values()) == [(3 if i == 3 else 6) * EXPERT]
         assert tokens == said
+    assert card.clean
+
+
+@pytest.mark.parametrize("kind", ["interrupt_at", "error_at"])
+def test_the_engine_goes_on_after_an_end_at_any_call(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A step that fails in the middle of anything leaves no expert that is not there: the next request is right."""
+    with engine(converted["mixtral"], backend="sim") as plain:
+        said = greedy(plain, PROMPT, 5)
+    card = plug_in(monkeypatch, Card())
+    with engine(converted["mixtral"], backend="cuda", **SETTINGS["ahead"]) as made:
+        before = card.calls
+        assert greedy(made, PROMPT, 5) == said
+        for n in range(1, card.calls - before, 19):
+            setattr(card, kind, card.calls + n)
+            with pytest.raises(KeyboardInterrupt if kind == "interrupt_at" else CUDARuntimeError):
+                for _ in range(3):  # experts that are there already make fewer calls
+                    greedy(made, PROMPT, 5)
+            assert greedy(made, PROMPT, 5) == said, n
     assert card.clean
 
 
