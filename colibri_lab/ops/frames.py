@@ -122,6 +122,11 @@ class DeviceFrames:
             self._used[self.tier.held[key]] = self._looked[key] = event
             self._last[key] = self._step
 
+    def lacking(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        """Those that are not held on the device. The others stay until this layer's wave has computed: it begins with
+        what is here (`parts`), and guesses take nobody's place."""
+        return [e for e in experts if layer * self.experts + e not in self.tier.held]
+
     def warm(self, layer: int, expert: int) -> None:
         """Send what may be asked for soon, where it costs nobody his place; the host has it."""
         key = layer * self.experts + expert

@@ -6,6 +6,7 @@ is used only by the first `capacity` runs and given back to the system when the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,9 @@ class Above(Protocol):
 
     def settle(self) -> None:
         """Return when no transfer reads the frames any more: they are about to change."""
+
+    def lacking(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        """Those that are not there, and so are needed in memory; the others stay until the layer has computed."""
 
     def warm(self, layer: int, expert: int) -> None:
         """An expert that is in memory may be asked for soon."""

@@ -71,12 +71,14 @@ class Pager(Residency):
                 self._pin(key, False)
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> None:
-        """Return when all wanted experts (distinct, at most `room`) are in memory; they stay until the next call."""
-        missing = self._find(layer, wanted)
+        """Return when all wanted experts (distinct, at most `room`) are in memory, or in a faster tier; they stay until
+        the next call."""
+        asked = wanted if self.above is None else self.above.lacking(layer, wanted)
+        missing = self._find(layer, asked)
         if missing:
             base = layer * self.experts
-            ticket = Ticket(layer, wanted, clock())
-            self._open(ticket, missing, {base + expert for expert in wanted})
+            ticket = Ticket(layer, asked, clock())
+            self._open(ticket, missing, {base + expert for expert in asked})
             failed: BaseException | None = None
             try:
                 self._transfer.load(ticket.reads)
@@ -252,6 +254,8 @@ class Pager(Residency):
         for expert in experts:
             if not 0 <= expert < self.experts:
                 raise PagerError(f"the prefetcher asked for expert {expert} of layer {layer}: there are {self.experts}")
+            if self.above is not None and not self.above.lacking(layer, (expert,)):
+                continue
             if self._run[base + expert] >= 0:
                 if self.above is not None:
                     self.above.warm(layer, expert)

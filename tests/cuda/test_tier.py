@@ -118,6 +118,18 @@ def test_an_order_that_is_missing_is_seen(
             assert not np.array_equal(logits(made, PROMPT), right)
 
 
+def test_what_is_on_the_device_is_not_read_again(converted: dict[str, Path], backend_name: str) -> None:
+    """With room for all experts on the device and for one token's in memory, the disk is read once for each."""
+    with engine(converted["mixtral"], backend="sim") as plain:
+        said = greedy(plain, PROMPT, 12)
+    with engine(converted["mixtral"], backend=backend_name, expert_cache_bytes=2 * EXPERT) as made:
+        assert greedy(made, PROMPT, 12) == said
+        faults, spec = made.counters()["pager"]["faults"], made.describe()
+        assert greedy(made, PROMPT, 12) == said
+        assert made.counters()["pager"]["faults"] == faults <= spec["layers"] * spec["experts"]
+        assert made.counters()["gpu"]["experts_evictions"] == 0
+
+
 def test_host_memory_follows_the_budget(converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is locked is what the host's cache may use, also when that changes while the engine runs."""
     card = plug_in(monkeypatch, Card())
