@@ -60,8 +60,10 @@ class Device:
         self.locked_bytes += host.nbytes
 
     def unlock(self, host: Host) -> None:
-        """After all transfers so far. What was locked is known by where it begins."""
-        at = next(i for i, one in enumerate(self._locked) if one.ctypes.data == host.ctypes.data)
+        """After all transfers so far. What was locked is known by where it begins; nothing happens where it was not."""
+        at = next((i for i, one in enumerate(self._locked) if one.ctypes.data == host.ctypes.data), None)
+        if at is None:
+            return
         self.driver.synchronise(self._transfers)
         locked = self._locked.pop(at)
         self.locked_bytes -= locked.nbytes

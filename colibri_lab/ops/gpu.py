@@ -29,9 +29,8 @@ class Check:
     do: str = ""
 
 
-@cache
 def trouble() -> Check | None:
-    """The first thing that is missing; None where a GPU can be used. Found out once a process."""
+    """The first thing that is missing; None where a GPU can be used."""
     return next((check for check in checks() if not check.fine), None)
 
 
@@ -136,17 +135,23 @@ def _tried() -> Iterator[Check]:
                 "backend: cpu runs everywhere")  # fmt: skip
     if not able:
         return
+    yield compiles(facts.capability, facts.runtime)
+
+
+@cache
+def compiles(capability: tuple[int, int], made_for: int) -> Check:
+    """Whether NVRTC takes a kernel; tried once a process, since a compiler does not change while it runs."""
+    driver = CupyDriver()
     try:
         driver.compile(TRIED)
     except Exception as error:
         said, lost = _line(error), "cannot open source file" in str(error) or "header" in str(error).lower()
         what = "finds no headers of the toolkit" if lost else "refuses the kernels"
-        do = f"pip install 'cupy-cuda{facts.runtime // 1000}x[ctk]'" if lost else "install the NVRTC of CuPy's CUDA"
-        yield Check("kernels", False, f"NVRTC {what} for sm_{facts.capability[0]}{facts.capability[1]} ({said})", do)
-        return
+        do = f"pip install 'cupy-cuda{made_for // 1000}x[ctk]'" if lost else "install the NVRTC of CuPy's CUDA"
+        return Check("kernels", False, f"NVRTC {what} for sm_{capability[0]}{capability[1]} ({said})", do)
     finally:
         driver.close(reset=False)
-    yield Check("kernels", True, "NVRTC compiles them, without any header of the toolkit")
+    return Check("kernels", True, "NVRTC compiles them, without any header of the toolkit")
 
 
 def locked_limit() -> tuple[int | None, str]:

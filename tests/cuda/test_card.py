@@ -146,4 +146,5 @@ def test_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     card.lock_error = CUDARuntimeError(2, "cudaErrorMemoryAllocation: out of memory")
     with pytest.raises(CannotLock, match=r"expert_cache_bytes: 0\.007812 MiB of memory cannot be locked.*ulimit"):
         device.lock(host)
+    device.unlock(host)  # nothing was locked
     assert not card.locked
