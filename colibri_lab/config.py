@@ -1,8 +1,7 @@
 """Every key of config.yaml, once: type, unit, default, range, what it does, and whether a running engine takes it.
 
 The same keys are the keyword overrides of `Engine.load` and the names of `engine.settings`. The lab makes its sliders
-from `Config.model_json_schema()`: each property carries `section`, `unit`, `live` and, where not all values are built
-yet, `built`.
+from `Config.model_json_schema()`: each property carries `section`, `unit` and `live`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from . import plugins
 from .combined import refuse_combinations
-from .errors import ConfigError, NotAvailable
+from .errors import ConfigError
 from .refusals import in_words
 from .settings_table import settings_table
 from .sizes import CoreMask, FilePath, Size
@@ -35,10 +34,10 @@ OBJECTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def key(default: Any, description: str, *, section: str, unit: str = "", live: bool = False, **more: Any) -> Any:
-    """One key. `built` lists the values that this version can honour; without it all values of the type are. `options`:
-    names to choose from where the type says nothing of them."""
+    """One key. `options`: names to choose from where the type says nothing of them."""
     extra: dict[str, Any] = {"section": section, "unit": unit, "live": live}
-    extra |= {fact: more.pop(fact) for fact in ("built", "options") if fact in more}
+    if "options" in more:
+        extra["options"] = more.pop("options")
     return Field(default, description=description, json_schema_extra=extra, **more)
 
 
@@ -230,7 +229,8 @@ class Config(BaseModel):
             config = cls.model_validate(dict(values))
         except ValidationError as error:
             raise ConfigError(f"{source}: {in_words(error)}") from None
-        config._refuse_unbuilt(source)
+        config._refuse_objects(source)
+        refuse_combinations(config, source)
         return config
 
     @classmethod
@@ -259,14 +259,7 @@ class Config(BaseModel):
         extra = cls.model_fields[name].json_schema_extra
         return extra.get(what) if isinstance(extra, dict) else None
 
-    def _refuse_unbuilt(self, source: str) -> None:
-        for name in self.model_fields_set:
-            value, built = getattr(self, name), self.fact(name, "built")
-            if built is not None and not any(value is b or (type(value) is type(b) and value == b) for b in built):
-                can = ", ".join("off" if b is None else str(b) for b in built)
-                raise NotAvailable(
-                    f"{source}: {name}: not available yet: {reprlib.repr(value)} (this version has: {can})"
-                )
+    def _refuse_objects(self, source: str) -> None:
         for name, names, methods in OBJECTS:
             value = getattr(self, name)
             if name == "router" and isinstance(value, str) and plugins.known(value, plugins.ROUTERS):
@@ -279,8 +272,6 @@ class Config(BaseModel):
                 raise ConfigError(
                     f"{source}: {name}: {reprlib.repr(value)} is neither {options} nor an object with {needed}"
                 )
-
-        refuse_combinations(self, source)
 
     def _repr_html_(self) -> str:
         return settings_table(self)
