@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 
 from colibri_lab.convert import convert
 from colibri_lab.ops import gpu
+from colibri_lab.ops.driver_cupy import CupyDriver
 from colibri_lab.ops.layout import PAGE
 from colibri_lab.ops.simulator import SimDriver
+from tests.cuda.card import Card, plug_in
 from tests.gpu import proof, rows, run_all, speed
 from tests.gpu.machine import CardClock, Launch, Machine, Tape, WallClock, simulated
 from tests.gpu.rows import Row, Rows
@@ -68,8 +71,21 @@ def test_a_section_ends_well(machine: Machine, folder: Path, section: str) -> No
         assert said["tokens equal to the CPU's"].value is True
     if section == "kernels":
         assert said["sampled tokens of 70"].value == "24 of 24 surely the sampler's, 0 wrong"
+    if section == "half":
+        assert said["layer, all: experts_faults"].value == 0 < said["layer, half: experts_faults"].value
+        assert said["layer: the same logits"].value and said["stack: the same logits"].value
     if section == "paging":
         assert said["pager: faults"].value > 0
+
+
+@pytest.mark.parametrize("section", ["ceilings", "kernels", "engine", "decode", "half", "paging"])
+def test_a_section_through_the_driver_of_a_card(machine: Machine, folder: Path, tmp_path: Path, section: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The same through CuPy's calls, on a card that does its work as late as it may; all is given back."""
+    card = plug_in(monkeypatch, Card())
+    there = replace(machine, driver=CupyDriver, backend="cuda", compile=CupyDriver.compile)
+    assert run_all.run(section, there, tmp_path), found(tmp_path, section)["failed"].value
+    assert card.clean and any(what[0] == "launch" for what in card.log) == (section != "ceilings")
 
 
 def test_environment_and_sanitizer_say_what_is_not_here(machine: Machine, tmp_path: Path) -> None:

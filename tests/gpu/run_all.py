@@ -38,6 +38,7 @@ SECTIONS: dict[str, tuple[Section, float]] = {
     "engine": (proof.engines, 60),
     "speed": (speed.each_kernel, 120),
     "decode": (speed.decode, 120),
+    "half": (speed.half, 90),
     "paging": (speed.paging, 60),
     "sanitizer": (proof.sanitizer, 120),
 }

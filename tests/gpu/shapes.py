@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import replace
 from functools import cached_property
 
@@ -58,9 +59,14 @@ class Quick(Maker):
         for layout in weights.expert:
             self.fill(run, layout)
         count = s.layers * s.experts
-        frames = aligned(count * per_expert * PAGE).reshape(-1, PAGE)
+        frames = whole_pages(count * per_expert * PAGE).reshape(-1, PAGE)
         frames.reshape(count, -1)[:] = run
         return ExpertPages(frames, np.arange(len(frames), dtype=np.int32).reshape(s.layers, s.experts, per_expert))
+
+
+def whole_pages(size: int) -> np.ndarray:
+    """Memory that can be locked: nothing else lies in its pages."""
+    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
 
 
 def quick(shape: Shape) -> tuple[ModelWeights, ExpertPages]:

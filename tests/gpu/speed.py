@@ -18,10 +18,11 @@ from tests.parity.models import engine, greedy
 from .machine import Launch, Machine, Tape
 from .proof import PROMPT
 from .rows import Rows
-from .shapes import expert_bytes, fitting, quick
+from .shapes import expert_bytes, fitting, quick, whole_pages
 
 COPY, LINK = "device copy", "host link"
 HISTORY = [3, 1, 2]
+PART = 3 << 30  # bytes of experts where a part of the stack shows what the whole does
 
 
 def ceilings(m: Machine, put: Rows) -> None:
@@ -30,7 +31,7 @@ def ceilings(m: Machine, put: Rows) -> None:
     source, target = (driver.empty((size,), np.uint8) for _ in range(2))
     seconds = m.clock.stream(driver, lambda stream: m.clock.copy(driver, target, source, stream), m.sizes.rounds)
     put(COPY, 2 * size / seconds / 1e9, "GB/s")
-    slab = np.zeros(m.sizes.slab, np.uint8)
+    slab = whole_pages(m.sizes.slab)
     driver.lock(slab)
     try:
         rates = {size: _sent(m, driver, target, slab, size) for size in m.sizes.sent}
@@ -117,7 +118,7 @@ def bytes_of(one: Launch) -> int | None:
 
 def each_kernel(m: Machine, put: Rows) -> None:
     """Each kernel of a step of the layer and of the stack, alone: time, and bytes over the copy's rate."""
-    for name, shape in (("layer", m.sizes.layer), ("stack", fitting(m.sizes.stack, _room(m)))):
+    for name, shape in (("layer", m.sizes.layer), ("stack", fitting(m.sizes.stack, min(_room(m), PART)))):
         with taped(m, shape) as (tape, _, _):
             for kernel in dict.fromkeys(one.name for one in tape.launches):
                 _rate(m, put, tape, f"{name}: {kernel}", [one for one in tape.launches if one.name == kernel])
@@ -163,6 +164,28 @@ def last_logits(tape: Tape) -> np.ndarray:
     tape.read(host, device, stream)
     tape.synchronise(stream)
     return host
+
+
+def half(m: Machine, put: Rows) -> None:
+    """Tokens with all experts on the card and with half of them there, the others sent from locked host memory."""
+    for name, shape in (("layer", m.sizes.layer), ("stack", fitting(m.sizes.stack, min(_room(m), PART)))):
+        model, said, whole = quick(shape), [], shape.layers * shape.experts * expert_bytes(shape)
+        for words, budget in (("all", whole), ("half", whole // 2)):
+            with m.device() as device:
+                backend = CudaBackend(device, "fast", budget)
+                bound = Bound(backend, shape, model=model)
+                assert backend.tier is not None
+                backend.tier.lock(model[1].frames)
+                bound.run(HISTORY)
+                before, begin = backend.counters(), perf_counter()
+                said.append(np.concatenate([bound.step([(0, t)]) for t in range(m.sizes.rounds)]))
+                each = 1e3 * (perf_counter() - begin) / m.sizes.rounds
+                put(f"{name} of {shape.layers}, {words} of the experts on the card: a step", each, "ms")
+                for key in ("experts_hits", "experts_faults", "experts_evictions", "sent_bytes", "send_waits"):
+                    put(f"{name}, {words}: {key}", backend.counters()[key] - before[key])
+        equal = bool(np.array_equal(*said))
+        put(f"{name}: the same logits", equal)
+        assert equal, f"{name}: logits depend on what is on the card"
 
 
 def paging(m: Machine, put: Rows) -> None:
