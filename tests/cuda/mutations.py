@@ -59,7 +59,7 @@ MUTANTS = (
         "if (tile >= first)",
         "if (tile > first)",
         0,
-        replace(WIDE, dtype="fp32", group=0, ffn=900),
+        replace(WIDE, ffn=900),
     ),
     Mutant("nibbles are swapped", "matmul.cu", "word >> 4 & 0x0f0f0f0fu), high", "word >> 4 & 0x0f0f0f0fu), low"),
     Mutant(
