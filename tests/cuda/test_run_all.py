@@ -19,7 +19,7 @@ from colibri_lab.ops.driver_cupy import CupyDriver
 from colibri_lab.ops.layout import PAGE
 from colibri_lab.ops.simulator import SimDriver
 from tests.cuda.card import Card, plug_in
-from tests.gpu import proof, rows, run_all, speed
+from tests.gpu import proof, rows, run_all
 from tests.gpu.machine import CardClock, Launch, Machine, Tape, WallClock, simulated
 from tests.gpu.rows import Row, Rows
 from tests.gpu.sanitized import run as run_sanitized
@@ -210,7 +210,7 @@ def test_bars_and_lines() -> None:
 
 
 CHILD = """
-import os, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 from tests.gpu.rows import Rows
 folder, name = Path(sys.argv[2]), sys.argv[4]
@@ -218,9 +218,20 @@ put = Rows(folder, name)
 put("began", True)
 if name == "compile": raise SystemExit(1)
 if name == "ceilings": os.kill(os.getpid(), 9)
-if name == "kernels": time.sleep(60)
+if name == "kernels":
+    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    put("started", started.pid)
+    time.sleep(60)
 put("ended", 1.5, "ms", most=2.0)
 """
+
+
+def alive(number: int) -> bool:
+    """Whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_sections_that_fail_die_or_hang_leave_what_they_had(tmp_path: Path, top: Path,
@@ -237,6 +248,7 @@ def test_sections_that_fail_die_or_hang_leave_what_they_had(tmp_path: Path, top:
     assert ended["compile"].startswith("failed (exit code 1") and ended["ceilings"].startswith("failed (exit code -9")
     assert all(one["rows"][0]["what"] == "began" for one in told["sections"])
     assert told["sections"][0]["rows"][1]["met"] is True
+    assert not alive(told["sections"][3]["rows"][1]["value"]), "what a section has started ends with it"
     summary = (tmp_path / "summary.md").read_text()
     assert "## kernels: stopped after 3 s\n\n- began: True\n" in summary and "ended: 1.5 ms, at most 2: met" in summary
     assert not list(tmp_path.glob("*.new"))
@@ -272,4 +284,3 @@ def test_unknown_sections_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(SystemExit) as error:
         run_all.main(["--out", str(tmp_path), "kernel"])
     assert error.value.code == 2 and "there is no section 'kernel'" in capsys.readouterr().err
-    assert speed.COPY == "device copy"

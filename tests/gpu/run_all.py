@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -76,11 +78,16 @@ def _child(command: Sequence[str], seconds: float, folder: Path) -> str:
     with (folder / "log.txt").open("a") as log:
         log.write(f"--- {' '.join(command[-2:])}\n")
         log.flush()
+        child = subprocess.Popen(command, cwd=TOP, stdout=log, stderr=log, start_new_session=True)
         try:
-            done = subprocess.run(command, cwd=TOP, stdout=log, stderr=log, timeout=seconds, check=False)
+            code = child.wait(seconds)
         except subprocess.TimeoutExpired:
             return f"stopped after {seconds:.0f} s"
-    return "done" if done.returncode == 0 else f"failed (exit code {done.returncode}; see log.txt)"
+        finally:  # with what it has started; after Ctrl-C too
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    return "done" if code == 0 else f"failed (exit code {code}; see log.txt)"
 
 
 def report(folder: Path, ended: dict[str, str], seconds: float) -> None:
