@@ -67,6 +67,8 @@ def test_a_section_ends_well(machine: Machine, folder: Path, section: str) -> No
     if section == "decode":
         assert said["layer: launched again, the same logits"].value and said["layer: each layer, launch by launch"].most
         assert said["stack: launched again, the same logits"].value
+    if section == "attention":
+        assert list(said) == ["attention over 300 tokens", "attention over 300 tokens, rate"]
     if section == "engine":
         assert said["tokens equal to the CPU's"].value is True
     if section == "kernels":
@@ -78,7 +80,7 @@ def test_a_section_ends_well(machine: Machine, folder: Path, section: str) -> No
         assert said["pager: faults"].value > 0
 
 
-@pytest.mark.parametrize("section", ["ceilings", "kernels", "engine", "decode", "half", "paging"])
+@pytest.mark.parametrize("section", ["ceilings", "kernels", "engine", "attention", "decode", "half", "paging"])
 def test_a_section_through_the_driver_of_a_card(machine: Machine, folder: Path, tmp_path: Path, section: str,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """The same through CuPy's calls, on a card that does its work as late as it may; all is given back."""

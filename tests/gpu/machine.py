@@ -166,7 +166,8 @@ def launch_all(driver: Any, launches: list[Launch], stream: Any) -> None:
 @dataclass(frozen=True)
 class Sizes:
     """What is run. shapes: of models that are compared with the reference; copied, sent: bytes; layer, stack: what is
-    decoded with random weights; vocab: of sampled rows; tokens: that an engine says; rounds: of each timing."""
+    decoded with random weights; histories: tokens that attention reads; vocab: of sampled rows; tokens: that an engine
+    says; rounds: of each timing."""
 
     shapes: dict[str, Shape]
     copied: int
@@ -174,6 +175,7 @@ class Sizes:
     slab: int
     layer: Shape
     stack: Shape
+    histories: tuple[int, ...]
     vocab: tuple[int, ...]
     tokens: int
     rounds: int

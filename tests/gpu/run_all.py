@@ -39,6 +39,7 @@ SECTIONS: dict[str, tuple[Section, float]] = {
     "kernels": (proof.kernels, 150),
     "engine": (proof.engines, 60),
     "speed": (speed.each_kernel, 120),
+    "attention": (speed.attention, 30),
     "decode": (speed.decode, 120),
     "half": (speed.half, 90),
     "paging": (speed.paging, 60),

@@ -27,11 +27,11 @@ WIDE = {
     "large fp16": EVEN,
 }
 LARGE = Sizes({**SHAPES, **WIDE}, copied=1 << 30, sent=(PAGE, 1 << 20, 64 << 20), slab=256 << 20, layer=MIXTRAL,
-              stack=QWEN3, vocab=(1000, 32000, 151936), tokens=64, rounds=20)  # fmt: skip
+              stack=QWEN3, histories=(4096, 32768), vocab=(1000, 32000, 151936), tokens=64, rounds=20)  # fmt: skip
 TINY = Sizes({"small": SHAPES["small"]}, copied=4 * PAGE, sent=(PAGE, 2 * PAGE), slab=4 * PAGE,
              layer=Shape(hidden=64, ffn=96, layers=1, tied=True, seats=1),
              stack=Shape(hidden=32, ffn=32, experts=6, layers=2, tied=True, qk_norm="head", seats=1),
-             vocab=(70,), tokens=4, rounds=2)  # fmt: skip
+             histories=(300,), vocab=(70,), tokens=4, rounds=2)  # fmt: skip
 
 
 class Quick(Maker):

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from colibri_lab.memory import free_memory
-from colibri_lab.ops.cuda import CudaBackend
+from colibri_lab.ops.cuda import SPLIT, CudaBackend
 from colibri_lab.ops.device import Device
+from colibri_lab.ops.launch import LANE_DIMS, Kernels
+from colibri_lab.ops.layout import ceil_div
+from colibri_lab.ops.products import upload
 from tests.ops.models import Bound, Shape
 from tests.parity.models import engine, greedy
 
@@ -135,6 +138,35 @@ def _rate(m: Machine, put: Rows, tape: Tape, what: str, launches: list[Launch], 
     if all(sizes):
         rate = sum(filter(None, sizes)) / seconds / 1e9
         put(f"{what}, rate", rate, "GB/s", share=rate / m.ceilings[COPY], least=least)
+
+
+def attention(m: Machine, put: Rows) -> None:
+    """Attention of one row over long histories: keys and values, each read once for all heads that share them."""
+    shape, tape = m.sizes.layer, Tape(m.driver())
+    heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
+    lanes = next(n for n in LANE_DIMS if 32 * n >= dim)
+    device = Device(tape)
+    try:
+        for tokens in m.sizes.histories:
+            splits, kernels = ceil_div(tokens, SPLIT), Kernels(device)
+            q, out = (upload(device, np.zeros(heads * dim, np.float32)) for _ in range(2))
+            k, v = (upload(device, np.zeros((tokens, kv_heads, dim), np.float16)) for _ in range(2))
+            parts = device.empty((splits * heads * (2 + dim),), np.float32)
+            sight = upload(device, np.random.default_rng(6).permutation(tokens).astype(np.int32))  # slots lie anywhere
+            begin, count = upload(device, np.zeros(1, np.int64)), upload(device, np.full(1, tokens, np.int32))
+            status = upload(device, np.zeros(1, np.int32))
+            tape.keeps = True
+            kernels(f"attention<half_t, {lanes}>", (splits, heads, 1), 128, q, k, v, sight, begin, count, parts, status,
+                    heads, kv_heads, dim, heads * dim, tokens, dim**-0.5, shared=16 * (2 + dim))  # fmt: skip
+            kernels("attention_merge", (heads, 1, 1), 128, parts, count, out, heads, dim, splits)
+            tape.keeps = False
+            seconds = m.clock.launches(tape, tape.launches, m.sizes.rounds)
+            put(f"attention over {tokens} tokens", 1e6 * seconds, f"us, {m.clock.what}")
+            rate = 4 * tokens * kv_heads * dim / seconds / 1e9
+            put(f"attention over {tokens} tokens, rate", rate, "GB/s", share=rate / m.ceilings[COPY])
+            tape.forget()
+    finally:
+        device.close()
 
 
 def decode(m: Machine, put: Rows) -> None:
