@@ -72,6 +72,10 @@ class Checkpoint:
         """All tensors by name."""
         return {name: entry for name, (_, entry, _) in self._where.items()}
 
+    def shape_of(self, tensor: str) -> tuple[int, ...]:
+        """The shape of a tensor that is there."""
+        return self._where[tensor][1].shape
+
     def path_of(self, tensor: str) -> Path:
         """The file that holds a tensor, or the folder when none does."""
         return self._where[tensor][2] if tensor in self._where else self.folder
@@ -110,8 +114,7 @@ class Checkpoint:
         view = memoryview(raw)
         for row in range(count):
             digest = head.copy()
-            digest.update((first + row).to_bytes(8, "big"))
-            digest.update(view[row * width : (row + 1) * width])
+            digest.update(b"".join(((first + row).to_bytes(8, "big"), view[row * width : (row + 1) * width])))
             total += int.from_bytes(digest.digest(), "big")
         self._add(total)
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.errors import ModelError
+from ..ops import encode
 from ..ops.layout import PAGE, ROWS, MatrixLayout, ceil_div
 from ..ops.pack import pack_codes, pack_float
 
@@ -32,7 +33,10 @@ HALF_MAX = 65504.0
 
 
 def encode_int4(rows: F32, group: int, name: str = "") -> tuple[U8, NDArray[np.float16]]:
-    """codes uint8 [n, K] and scales fp16 [n, B] of rows [n, K]. ModelError when a scale does not fit fp16."""
+    """codes uint8 [n, K] and scales fp16 [n, B] of rows [n, K]. ModelError when a scale does not fit fp16.
+
+    The reference of kernels/cpu/quantise.c, which gives the same bits.
+    """
     values = _columns(rows, group)  # [g, n * B]
     high, low = values.max(0), values.min(0)
     full = np.where(-low >= high, low, high)  # with its sign
@@ -46,7 +50,9 @@ def encode_int4(rows: F32, group: int, name: str = "") -> tuple[U8, NDArray[np.f
         off = codes * trial
         off -= values
         off *= off
-        squares = off.sum(0)
+        squares = off[0]
+        for row in off[1:]:  # in this order, which a kernel can repeat
+            squares += row
         if not error.size:
             best, scale, error = codes, trial, squares
         elif (better := squares < error).any():
@@ -71,7 +77,7 @@ def encode_int8(rows: F32, group: int, name: str = "") -> tuple[NDArray[np.int8]
 
 def _nearest(values: F32, exact: F32, low: int, high: int, name: str) -> tuple[F32, F32]:
     """Codes low..high of values [g, m] and the scales [m] as stored."""
-    scale = _half(exact, name)
+    scale = _half(exact + np.float32(0), name)  # a zero without a sign
     step: F32 = np.where(scale == 0, np.float32(1), scale)
     codes = values / step
     np.rint(codes, codes)
@@ -124,7 +130,8 @@ def check_half(values: F32, name: str) -> NDArray[np.float16]:
 def pack_rows(rows: F32, layout: MatrixLayout, out: U8, name: str) -> None:
     """Quantise rows [N, K] as the layout says and write them into its tiles in `out`."""
     if layout.dtype == "int4":
-        pack_codes(*encode_int4(rows, layout.group, name), layout, out)
+        coded = encode.encode_int4(rows, layout.group) or encode_int4(rows, layout.group, name)
+        pack_codes(*coded, layout, out)
     elif layout.dtype == "int8":
         pack_codes(*encode_int8(rows, layout.group, name), layout, out)
     else:

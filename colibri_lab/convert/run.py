@@ -121,7 +121,7 @@ def rows_of(source: Checkpoint, parts: tuple[Part, ...]) -> RowsOf:
         for part in parts:
             begin, end = max(first, at), min(last, at + part.rows)
             if begin < end:
-                whole = source.tensors[part.tensor].shape
+                whole = source.shape_of(part.tensor)
                 row = part.first + begin - at + (part.index * whole[1] if part.index is not None else 0)
                 found.append(source.read(part.tensor, row, end - begin, part.cols))
             at += part.rows

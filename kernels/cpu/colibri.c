@@ -22,4 +22,5 @@
 #include "expert_ffn.c"
 #include "arrival.c"
 #include "head.c"
+#include "quantise.c"
 #include "probe.c"
