@@ -7,6 +7,7 @@ import mmap
 import sys
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -92,18 +93,24 @@ def _read(
     total = sum(ceil_div(piece.nbytes, ALIGN) * ALIGN for piece in plan.residents)
     arena, at = allocate(total, path), 0
     arrays: dict[str, Any] = {}
-    for index, piece in enumerate(plan.residents):
-        begin, _ = where[piece.name]
-        part = arena[at : at + piece.nbytes]
-        at += ceil_div(piece.nbytes, ALIGN) * ALIGN
-        view = part.data
-        read_into(fd, begin, view, path)
-        if zlib.crc32(view) != sums[index]:
-            raise ModelError(
-                f"{path}: tensor {piece.name!r} does not match its checksum: damaged, convert the model again"
-            )
-        values = part.view(_NUMPY[piece.dtype])
-        arrays[piece.name] = values if piece.layout is not None else _shaped(values, piece)
+    with ThreadPoolExecutor(1, "residents") as reader:  # what has come is summed while the next is read
+        coming = []
+        for piece in plan.residents:
+            part = arena[at : at + piece.nbytes]
+            at += ceil_div(piece.nbytes, ALIGN) * ALIGN
+            coming.append((piece, part, reader.submit(read_into, fd, where[piece.name][0], part.data, path)))
+        try:
+            for index, (piece, part, there) in enumerate(coming):
+                there.result()
+                if zlib.crc32(part.data) != sums[index]:
+                    raise ModelError(
+                        f"{path}: tensor {piece.name!r} does not match its checksum: damaged, convert the model again"
+                    )
+                values = part.view(_NUMPY[piece.dtype])
+                arrays[piece.name] = values if piece.layout is not None else _shaped(values, piece)
+        except BaseException:
+            reader.shutdown(cancel_futures=True)
+            raise
     return arrays
 
 

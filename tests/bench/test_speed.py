@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri_lab.bench import conversion, kernels, main, memgroup, ours, scaling, start
+from colibri_lab.bench import budget, conversion, kernels, main, memgroup, ours, scaling, start
 from colibri_lab.bench.budget import Plan as BudgetPlan
 from colibri_lab.bench.decode import _same_level, kernels_for
 from colibri_lab.bench.memgroup import MemoryGroup
@@ -102,11 +102,20 @@ def test_a_start_that_fails_is_told() -> None:
         start._first_output(["sh", "-c", "echo gone >&2; exit 3"])
 
 
-def test_budget_reads_what_it_has_no_room_for(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--shape", "m0", "--share", "95", "--tokens", "8", "--rounds", "1", "--threads", "1"]
-    plan = BudgetPlan(SHAPES["m0"], 95)
-    assert main(["budget", *small, "--json"]) == 2  # the interpreter alone is more than what is left of m0
-    assert f"--share 95: {plan.limit / 1e6:.0f} MB do not hold" in capsys.readouterr().err
+def test_budget_reads_what_it_has_no_room_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = ["--shape", "nano", "--share", "60", "--tokens", "12", "--rounds", "2", "--threads", "1"]
+    assert main(["budget", *small, "--json"]) == 2  # the interpreter alone is more than nano
+    assert f"--share 60: {BudgetPlan(SHAPES['nano'], 60).limit / 1e6:.0f} MB do not hold" in capsys.readouterr().err
+    monkeypatch.setattr(budget, "PROCESS", 0)
+    assert main(["budget", *small, "--json"]) in (0, 3)
+    rows = rows_of(capsys)
+    assert 20 < rows["experts in memory"]["value"] < 60
+    for what in ("decode, cold, wall time", "decode, cold, routes of changing topics"):
+        disk = rows["disk, experts in random order, four at a time"]["value"] * 1e3
+        assert rows[what]["limit"] == pytest.approx(disk / rows[f"{what}: read"]["value"], rel=1e-3)
+        assert 0 < rows[what]["value"] and rows[f"{what}: hits"]["value"] < 100
 
 
 def test_a_memory_group_holds_or_says_why_not(tmp_path: Path) -> None:
