@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from dataclasses import dataclass
 from functools import partial
@@ -113,6 +114,7 @@ def _rows(what: str, plan: Plan, runs: list[Run], rate: float, theirs: Block | N
 
 def _ours(plan: Plan, path: Path, room: int, ids: list[int], **more: Any) -> Run:
     forget(path)
+    gc.collect()  # or the frames of the engine before would count too
     settings = {"prefill_chunk": 1, "max_batch_size": 1, "kv_cache_max_slots": 512, "pin_after_tokens": None}
     with Engine.load(path, threads=plan.threads, engine_mode=plan.mode, expert_cache_bytes=room, telemetry=False,
                      prefetcher=plan.prefetcher, **(settings | more)) as engine:  # fmt: skip

@@ -93,10 +93,6 @@ class Peer:
         self._errors.seek(0)
         return " ".join(self._errors.read().strip().splitlines()[-1:]) or f"exit code {code}"
 
-    def load(self, shape: Shape, seed: int, folder: Path, threads: int) -> None:
-        """The shape's random weights into the peer."""
-        raise NotImplementedError
-
     def decode(self, prompt: list[int], tokens: list[int]) -> tuple[Block, Block]:
         """(prompt, decode): the same tokens that we had, one at a time."""
         answer = self.ask("decode", prompt=prompt, tokens=tokens)
