@@ -24,12 +24,14 @@ from colibri_lab.bench.result import Result
 __all__ = ["app"]
 Repack = Annotated[bool, typer.Option(help="llama.cpp lays its weights out anew at load (its default)")]
 Mmap = Annotated[bool, typer.Option(help="llama.cpp maps its file (its default)")]
+Model = Annotated[Path | None, typer.Option(help="a model of yours instead of a shape; no peer")]
 Isa = Annotated[str | None, typer.Option(help="level of our kernels: avx512, avx2, plain; default: the best")]
 
 
 @benchmark("decode")
 def decode_command(
     shape: ShapeName = "m1",
+    model: Model = None,
     threads: Threads = 1,
     peer: PeerName = "none",
     rounds: Annotated[int, typer.Option(min=1)] = 7,
@@ -45,13 +47,14 @@ def decode_command(
     """Tokens a second on random weights, beside a peer and the memory's floor."""
     from colibri_lab.bench import decode
 
-    plan = decode.Plan(decode.shape_named(shape), threads, rounds, tokens, prompt, seed, precision, isa)
+    plan = decode.Plan(decode.subject(shape, model), threads, rounds, tokens, prompt, seed, precision, isa)
     return decode.run(plan, peer, peer_python, repack, mmap)
 
 
 @benchmark("prefill")
 def prefill_command(
     shape: ShapeName = "m1",
+    model: Model = None,
     threads: Threads = 1,
     peer: PeerName = "none",
     rounds: Annotated[int, typer.Option(min=1)] = 7,
@@ -67,7 +70,7 @@ def prefill_command(
     """A prompt's tokens a second on random weights, beside a peer."""
     from colibri_lab.bench import decode
 
-    plan = decode.Plan(decode.shape_named(shape), threads, rounds, 0, tokens, seed, precision, isa, chunk)
+    plan = decode.Plan(decode.subject(shape, model), threads, rounds, 0, tokens, seed, precision, isa, chunk)
     return decode.run(plan, peer, peer_python, repack, mmap)
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from colibri_lab.bench import ours
 from colibri_lab.bench.harness import Block, interleave, spread
 from colibri_lab.bench.peer import Peer, start
 from colibri_lab.bench.result import Result
-from colibri_lab.bench.shapes import SHAPES, Shape
+from colibri_lab.bench.shapes import GROUP, SHAPES, Shape
 from colibri_lab.engine.engine import Engine
 from colibri_lab.errors import NotAvailable
 from colibri_lab.ops.isa import choose
@@ -29,7 +30,7 @@ DELAY_SHARE = 0.10  # of wall time, where wall time is the figure
 class Plan:
     """What to run. tokens: decoded in a round after a prompt of `prompt` tokens; 0: the prompt is what is looked at."""
 
-    shape: Shape
+    shape: Shape | ours.Given
     threads: int = 1
     rounds: int = 5
     tokens: int = 32
@@ -58,12 +59,15 @@ def run(
     longest = plan.shape.positions - plan.tokens - 1
     if plan.prompt > longest:
         raise ValueError(f"a prompt of {plan.prompt} is longer than shape {plan.shape.name} leaves room for: {longest}")
+    if peer != "none" and isinstance(plan.shape, ours.Given):
+        raise ValueError("--peer takes random weights, the same for both: name a --shape, not a --model")
     result = Result(f"{'decode' if plan.tokens else 'prefill'} {plan.shape.name}")
     with kernels_for(plan.isa):
         if peer == "none":
             with _engine(plan) as engine:
                 _report(plan, _rounds(plan, engine, None), result, None)
             return result
+        assert isinstance(plan.shape, Shape)
         with start(peer, peer_python, repack, mmap) as other:  # first, so that a missing peer costs no time
             other.load(plan.shape, plan.seed, ours.folder(), plan.threads)
             _same_level(plan.isa, other)
@@ -175,7 +179,7 @@ def _report(plan: Plan, rounds: Rounds, result: Result, peer: Peer | None) -> No
         speed = statistics.median(b.cpu_rate if one else b.wall_rate for b in looked)
         result.add("multiplications and additions of ours", speed * plan.shape.operations / 1e9, "GOP/s")
     result.notes.append(
-        f"ours: {choose(plan.isa)}, int4 in groups of 32, precision {plan.precision}, all experts in memory, "
+        f"ours: {choose(plan.isa)}, {_form(plan)}, precision {plan.precision}, all experts in memory, "
         f"prompts in steps of {plan.chunk}, telemetry on"
     )
     result.notes.append(f"floor: weights of a token over the fastest memory probe; {plan.rounds} rounds in turn")
@@ -213,6 +217,15 @@ def _agreement(plan: Plan, engine: Engine, peer: Peer, result: Result) -> None:
         same += int(mine.argmax() == theirs.argmax())
     result.add("distance of the logits", statistics.median(distances) * 100, "% of their norm", peer=peer.name)
     result.add("same first choice", same, f"of {len(prompts)}", peer=peer.name)
+
+
+def _form(plan: Plan) -> str:
+    return f"{plan.shape.path}" if isinstance(plan.shape, ours.Given) else f"int4 in groups of {GROUP}"
+
+
+def subject(shape: str, model: Path | None) -> Shape | ours.Given:
+    """A model where one is given, else a shape."""
+    return shape_named(shape) if model is None else ours.given(model)
 
 
 def shape_named(name: str) -> Shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 from colibri_lab.bench.harness import Block, measured
 from colibri_lab.bench.shapes import GROUP, Role, Shape, draw, draw_router
 from colibri_lab.engine.engine import Engine
-from colibri_lab.engine.loading import build, settle
+from colibri_lab.engine.loading import build, open_model, settle
 from colibri_lab.model.plan import Piece, make_plan
 from colibri_lab.model.spec import ModelSpec, Rope
 from colibri_lab.model.store import write_model
 from colibri_lab.ops.layout import MatrixLayout
 from colibri_lab.ops.pack import pack_codes
 from colibri_lab.paths import cache_dir, embedded_model
+from colibri_lab.planning.cost import needs
 from colibri_lab.telemetry import Telemetry
 
 EMBEDDED = "embedded"  # in place of a shape's name: the model that comes with the project
@@ -97,12 +99,36 @@ def packed(codes: list[NDArray[Any]], scales: list[NDArray[Any]], layout: Matrix
     return out
 
 
-def load(shape: Shape | None, seed: int, threads: int, **settings: Any) -> Engine:
-    """An engine on the shape's weights, or on the embedded model, with room for every expert.
+@dataclass(frozen=True)
+class Given:
+    """Somebody's own model, with what a benchmark has to know of a shape."""
+
+    path: Path
+    name: str
+    vocab: int
+    positions: int
+    active_bytes: float
+    operations: float
+
+
+def given(path: Path) -> Given:
+    """A model folder or file. ConfigError and ModelError where it is none; a Hugging Face folder is converted first."""
+    file, _ = open_model(settle(path, {}))
+    with file:
+        s, layout = file.spec, make_plan(file.spec, file.quantize, file.group or GROUP)
+        need = needs(layout, 1)
+        dense = sum(m.rows * m.cols for p in layout.residents if (m := p.layout) is not None and p.name != "head")
+        experts = len(s.sparse_layers) * (s.top_k * 3 * s.expert_ffn + s.experts) * s.hidden_size
+        return Given(Path(path), Path(path).name, s.vocab_size, s.max_positions,
+                     need.dense_read + need.uses * need.expert, 2.0 * (dense + experts))  # fmt: skip
+
+
+def load(shape: Shape | Given | None, seed: int, threads: int, **settings: Any) -> Engine:
+    """An engine on the shape's weights, on a given model or the embedded one, with room for every expert.
 
     The same weights serve a shape with more positions.
     """
-    path = embedded_model() if shape is None else make_model(shape, seed)
+    path = embedded_model() if shape is None else shape.path if isinstance(shape, Given) else make_model(shape, seed)
     config = settle(path, {"threads": threads, **settings})
     engine = Engine(build(config, None if shape is None else shape.positions))
     engine.settings.expert_cache_bytes = engine.describe()["experts_total_bytes"]

@@ -19,6 +19,7 @@ from colibri_lab.convert import convert
 from colibri_lab.engine.engine import Engine
 from colibri_lab.errors import NotAvailable
 from colibri_lab.ops.isa import available
+from colibri_lab.paths import embedded_model
 
 
 def rows_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -37,6 +38,16 @@ def test_prefill_looks_at_the_prompt(capsys: pytest.CaptureFixture[str], tmp_pat
     assert operations == pytest.approx(speed * SHAPES["nano"].operations / 1e9, rel=1e-3)
     text = page.read_text()
     assert "colibri-lab bench prefill" in text and "in steps of 16" in text
+
+
+def test_a_model_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for model in (str(embedded_model()), str(ours.make_model(SHAPES["nano"], 0))):
+        assert main(["decode", "--model", model, "--rounds", "2", "--tokens", "4", "--prompt", "8", "--json"]) in (0, 3)
+        rows = rows_of(capsys)
+        assert rows["decode, 1 thread, CPU time"]["value"] > 0
+    nano, seen = SHAPES["nano"], ours.given(ours.make_model(SHAPES["nano"], 0))
+    assert seen.operations == nano.operations and (seen.vocab, seen.positions) == (nano.vocab, nano.positions)
+    assert nano.active_bytes < seen.active_bytes < 1.5 * nano.active_bytes  # whole pages of experts
 
 
 def test_operations_are_two_a_weight() -> None:
@@ -163,6 +174,8 @@ def test_convert_measures_the_command(capsys: pytest.CaptureFixture[str], tmp_pa
         (["kernels", "--levels", "mmx"], "--levels mmx: this processor runs"),
         (["kernels", "--shape", "nano", "--batches", "0"], "--batches: numbers from 1"),
         (["load", "--shape", "m9"], "is none of nano"),
+        (["decode", "--model", "nowhere"], "nowhere"),
+        (["decode", "--model", str(embedded_model()), "--peer", "llama.cpp"], "name a --shape, not a --model"),
         (["load", "--peer", "transformers"], "load compares with llama.cpp alone"),
         (["budget", "--peer", "transformers"], "budget compares with llama.cpp alone"),
         (["batch", "--peer", "llama.cpp", "--shape", "embedded"], "name a --shape"),
