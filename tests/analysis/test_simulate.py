@@ -115,7 +115,7 @@ def test_recorded_by_a_telemetry_or_a_file(tmp_path: Path) -> None:
     small = Telemetry(1, 4, 1, capacity=4)
     route = np.zeros((1, 1, 1), np.uint16)
     for t in range(6):
-        small.step(t, [1], [t], [0], 1, *[0] * 9, route, route.astype("f2"), np.zeros((1, 1), np.int32))
+        small.step(t, [1], [t], [0], 1, *[0] * 11, route, route.astype("f2"), np.zeros((1, 1), np.int32))
     with pytest.raises(ValueError, match="gaps"):
         recorded(small)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from colibri_lab.memory import free_memory
 from colibri_lab.ops.cuda import SPLIT, CudaBackend
+from colibri_lab.ops.cuda_experts import Sharing
 from colibri_lab.ops.device import Device
 from colibri_lab.ops.launch import LANE_DIMS, Kernels
 from colibri_lab.ops.layout import ceil_div
@@ -204,7 +205,7 @@ def half(m: Machine, put: Rows) -> None:
         model, said, whole = quick(shape), [], shape.layers * shape.experts * expert_bytes(shape)
         for words, budget in (("all", whole), ("half", whole // 2)):
             with m.device() as device:
-                backend = CudaBackend(device, "fast", budget)
+                backend = CudaBackend(device, "fast", Sharing(budget))
                 bound = Bound(backend, shape, model=model)
                 assert backend.tier is not None
                 backend.tier.lock(model[1].frames)
