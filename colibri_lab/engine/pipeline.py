@@ -78,8 +78,8 @@ class Pipeline(Transformer):
         self.attention_ns, self.router_ns = spent["attention"] - chose, spent["router"] + chose
         self.experts_ns, self.io_ns = spent["experts"] - grouped, spent["read"]
         self.dispatch_ns = spent["dispatch"] + spent["place"] + spent["ahead"] + grouped
-        before_experts, experts = spent["attention"], self.router_ns - chose + self.dispatch_ns + self.experts_ns
-        self._split.ran(n, len(groups), before_experts, self.pager.wait_ns - waited, experts)
+        behind = sum(spent.values()) - spent["embed"] - spent["attention"] - spent["read"]
+        self._split.ran(n, len(groups), spent["attention"], self.pager.wait_ns - waited, behind)
 
     def head(self, out_rows: Sequence[int]) -> None:
         """See Transformer.head."""
