@@ -13,7 +13,10 @@ class ControlsPanel {
     this.pause = h("button", {type: "button"}, "❚❚ Pause");
     this.stop = h("button", {type: "button"}, "■ Stop");
     this.sliders = h("div", {class: "cl-sliders"});
-    this.start.addEventListener("click", () => board.send({do: "start", prompt: this.prompt.value, max_tokens: Number(this.amount.value) || 128}));
+    this.start.addEventListener("click", () => {
+      for (const held of this.ranges.values()) if (held.timer) this.write(held);  // a run begins with what the hand chose
+      board.send({do: "start", prompt: this.prompt.value, max_tokens: Number(this.amount.value) || 128});
+    });
     this.pause.addEventListener("click", () => board.send({do: board.frame && board.frame.state === "paused" ? "resume" : "pause"}));
     this.stop.addEventListener("click", () => board.send({do: "stop"}));
     for (const field of [this.prompt, this.amount]) for (const kind of ["keydown", "keyup", "keypress"]) field.addEventListener(kind, (e) => e.stopPropagation());
@@ -54,7 +57,12 @@ class ControlsPanel {
     held.until = performance.now() + 700;  // what comes back in the meantime is older than the hand
     this.say(held, value);
     clearTimeout(held.timer);
-    held.timer = setTimeout(() => this.board.send({do: "set", name: held.item.name, value: value * held.item.scale}), 60);
+    held.timer = setTimeout(() => this.write(held), 60);
+  }
+  write(held) {
+    clearTimeout(held.timer);
+    held.timer = 0;
+    this.board.send({do: "set", name: held.item.name, value: Number(held.range.value) * held.item.scale});
   }
   draw(f) {
     const can = this.board.model.get("can") || [], live = this.board.live;
