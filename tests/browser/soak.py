@@ -53,7 +53,7 @@ class Page:
     def go_on(self) -> None:
         if lab.data(self.page, "state") == "idle":
             self.page.locator(".cl-buttons button", has_text="Start").click()
-            lab.until(lambda: lab.data(self.page, "state") == "generating", 10, "the next generation")
+            lab.until(lambda: lab.data(self.page, "state") == "generating", "the next generation")
             self.runs += 1
 
     def weighs(self) -> tuple[float, int]:

@@ -80,7 +80,7 @@ def test_names_focus_order_and_contrast(board):
     assert seen == list(range(count)), "the keyboard goes through all controls as they stand on the page"
     for theme in ("Light", "Dark"):
         lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=5000)
+        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=20_000)
         for tab in ("Pages", "Router", "Compare", "What if", "Tuner"):
             board.get_by_role("tab", name=tab).click()
             board.wait_for_timeout(100)
@@ -93,7 +93,7 @@ def test_every_picture_has_a_table(board):
     for name in TABLES:
         board.get_by_role("button", name=f"{name} as a table").click()
     tables = board.locator(".cl-scroll table")
-    lab.until(lambda: all(text.strip() for text in tables.locator("caption").all_inner_texts()[:6]), 3, "captions")
+    lab.until(lambda: all(text.strip() for text in tables.locator("caption").all_inner_texts()[:6]), "captions")
     assert board.locator(".cl-experts canvas").is_hidden()
     facts = tables.evaluate_all("""(all) => all.filter((t) => t.checkVisibility()).map((t) => ({
       rows: t.tBodies[0].rows.length, columns: [...t.tHead.rows[0].cells].every((c) => c.scope === "col"),
@@ -105,6 +105,6 @@ def test_every_picture_has_a_table(board):
     region.focus()
     board.keyboard.press("t")
     canvas = board.locator(".cl-experts canvas")
-    lab.until(lambda: canvas.evaluate("(c) => document.activeElement === c"), 1, "back to the picture, by keyboard")
+    lab.until(lambda: canvas.evaluate("(c) => document.activeElement === c"), "back to the picture, by keyboard")
     board.keyboard.press("t")
-    lab.until(lambda: region.evaluate("(r) => document.activeElement === r"), 1, "and to the table again")
+    lab.until(lambda: region.evaluate("(r) => document.activeElement === r"), "and to the table again")

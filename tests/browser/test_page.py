@@ -48,19 +48,19 @@ def test_from_start_to_stop_without_a_cell(page, serve):
     assert page.locator(".jp-InputArea").count() == 0, "no cell is shown"
     page.locator(".cl-controls textarea").fill("The young lady")
     button(page, "Start").click()
-    lab.until(lambda: lab.data(page, "state") == "generating", 5, "generation starts")
+    lab.until(lambda: lab.data(page, "state") == "generating", "generation starts")
     memory = page.locator(".cl-tile-memory span")
     assert memory.inner_text() == "of 4.00 MiB"
     page.get_by_label("experts in memory").press("Home")
-    lab.until(lambda: memory.inner_text() == "of 128 KiB", 1, "the engine's own budget changes")
-    lab.until(lambda: page.locator(".cl-piece").count() > 60, 10, "text comes")
+    lab.until(lambda: memory.inner_text() == "of 128 KiB", "the engine's own budget changes")
+    lab.until(lambda: page.locator(".cl-piece").count() > 60, "text comes")
     shot(page, "page")
     button(page, "Stop").click()
-    lab.until(lambda: lab.data(page, "state") == "idle", 2, "stop")
+    lab.until(lambda: lab.data(page, "state") == "idle", "stop")
     assert lab.foreign(page) == []
     assert len(kernels(served)) == 1
     page.goto("about:blank")
-    lab.until(lambda: not kernels(served), 15, "the page's engine goes with the page")
+    lab.until(lambda: not kernels(served), "the page's engine goes with the page")
 
 
 def test_a_recorded_run_as_a_dark_page(page, serve, tmp_path):
@@ -72,7 +72,7 @@ def test_a_recorded_run_as_a_dark_page(page, serve, tmp_path):
     assert (lab.data(page, "state"), lab.data(page, "theme")) == ("recorded", "dark")
     assert page.locator(".cl-piece").count() == 200
     button(page, "Play").click()
-    lab.until(lambda: lab.data(page, "state") == "replay", 3, "it plays")
+    lab.until(lambda: lab.data(page, "state") == "replay", "it plays")
     shot(page, "page_replay")
     assert lab.foreign(page) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import nbformat
 import pytest
@@ -42,19 +41,16 @@ def test_every_panel_stands_alone_and_live(panels):
     assert panels.locator(".cl-alone").count() == len(NAMES)
     words = alone(panels, "latency").locator(".cl-sub")
     before = words.inner_text()
-    lab.until(lambda: words.inner_text() != before, 5, "the panel moves")
-    time.sleep(1)
-    assert alone(panels, "text").locator(".cl-piece").count() > 20
+    lab.until(lambda: words.inner_text() != before, "the panel moves")
+    lab.until(lambda: alone(panels, "text").locator(".cl-piece").count() > 20, "the text's panel writes")
     assert alone(panels, "router").locator(".cl-off").inner_text().startswith("off: ")
     assert alone(panels, "pages").locator(".cl-facts").inner_text().startswith("policy hits")
-    lab.until(lambda: "of the run" in alone(panels, "whatif").inner_text(), 10, "somebody looks at the what-if")
+    lab.until(lambda: "of the run" in alone(panels, "whatif").inner_text(), "somebody looks at the what-if")
     alone(panels, "tuner").get_by_label("prefill chunk").fill("17")
     alone(panels, "tuner").get_by_label("prefill chunk").press("Enter")
     board = panels.locator(".jp-CodeCell").nth(1)
     board.get_by_role("tab", name="Tuner").click()
-    lab.until(
-        lambda: board.get_by_label("prefill chunk").input_value() == "17", 2, "the board shows the panel's change"
-    )
+    lab.until(lambda: board.get_by_label("prefill chunk").input_value() == "17", "the board shows the panel's change")
     button(panels, "Pause").click()
     lab.settle(panels)
     for name in NAMES:
@@ -75,35 +71,35 @@ def test_what_is_pointed_at_in_a_cell_is_marked_in_all(panels):
     for name in ("experts", "text", "kv"):
         lab.run_cell(panels, 3 + NAMES.index(name))
         alone(panels, name).wait_for(timeout=10_000)
-    time.sleep(2)
+    lab.until(lambda: alone(panels, "text").locator(".cl-piece").count() > 70, "some text")
     button(panels, "Pause").click()
-    lab.until(lambda: lab.data(panels, "state") == "paused", 2, "pause")
+    lab.until(lambda: lab.data(panels, "state") == "paused", "pause")
     lab.settle(panels)
     alone(panels, "experts").locator("canvas").focus()
     panels.keyboard.press("ArrowRight")
     board = panels.locator(".jp-CodeCell").nth(1)
     for where in (board.locator(".cl-experts"), alone(panels, "experts")):
-        where.locator(".cl-read", has_text="layer 0, expert 0: ").wait_for(timeout=1000)
-    lab.until(lambda: "of this text went to it" in alone(panels, "text").inner_text(), 1, "another cell's words")
+        where.locator(".cl-read", has_text="layer 0, expert 0: ").wait_for(timeout=20_000)
+    lab.until(lambda: "of this text went to it" in alone(panels, "text").inner_text(), "another cell's words")
     assert "of this text went to it" in board.locator(".cl-prose").inner_text()
     panels.keyboard.press("Escape")
-    lab.until(lambda: "layer 0, expert 0" not in board.locator(".cl-experts").inner_text(), 1, "nothing is pointed at")
+    lab.until(lambda: "layer 0, expert 0" not in board.locator(".cl-experts").inner_text(), "nothing is pointed at")
 
 
 def test_layers_experts_and_slots_say_more_by_keyboard(panels):
     lab.run_cell(panels, 2)
-    time.sleep(2)
+    lab.until(lambda: panels.locator(".cl-piece").count() > 70, "some text")
     button(panels, "Pause").click()
-    lab.until(lambda: lab.data(panels, "state") == "paused", 2, "pause")
+    lab.until(lambda: lab.data(panels, "state") == "paused", "pause")
     lab.settle(panels)
     experts, words = panels.locator(".cl-experts canvas"), panels.locator(".cl-experts .cl-read")
     experts.focus()
     panels.keyboard.press("ArrowRight")
-    lab.until(lambda: "fault" in words.inner_text(), 1, "the kernel tells more of an expert")
+    lab.until(lambda: "fault" in words.inner_text(), "the kernel tells more of an expert")
     pages = panels.locator(".cl-pages .cl-words").first
     assert "of 1 page in memory" in pages.inner_text() and "fault" in pages.inner_text()
     panels.keyboard.press("ArrowLeft")
-    lab.until(lambda: words.inner_text().startswith("layer 0: "), 1, "left of the first expert is the layer")
+    lab.until(lambda: words.inner_text().startswith("layer 0: "), "left of the first expert is the layer")
     assert "% of all" in words.inner_text() and "of 16 pages in memory" in pages.inner_text()
     assert "slots of this layer" in panels.locator(".cl-slots .cl-read").inner_text()
     assert "of layer 0 were first" in panels.locator(".cl-prose .cl-read").inner_text()
@@ -111,17 +107,17 @@ def test_layers_experts_and_slots_say_more_by_keyboard(panels):
     sort = panels.get_by_role("button", name="sort by load")
     assert sort.get_attribute("aria-pressed") == "true"
     panels.keyboard.press("ArrowRight")
-    lab.until(lambda: words.inner_text().startswith("layer 0, expert "), 1, "the busiest of the layer")
+    lab.until(lambda: words.inner_text().startswith("layer 0, expert "), "the busiest of the layer")
     shot(panels, "sorted")
     panels.locator(".cl-slots canvas").focus()
     panels.keyboard.press("ArrowRight")
     slot = panels.locator(".cl-slots .cl-read")
-    lab.until(lambda: "sequence 1, expert" in slot.inner_text() and " tokens" in slot.inner_text(), 1, "a slot's owner")
+    lab.until(lambda: "sequence 1, expert" in slot.inner_text() and " tokens" in slot.inner_text(), "a slot's owner")
     assert "went to its owner first" in panels.locator(".cl-prose .cl-read").inner_text()
     panels.locator(".cl-latency canvas").focus()
     for _ in range(4):
         panels.keyboard.press("ArrowRight")
-    lab.until(lambda: "took so long" in panels.locator(".cl-time .cl-read").inner_text(), 1, "tokens of a latency")
+    lab.until(lambda: "took so long" in panels.locator(".cl-time .cl-read").inner_text(), "tokens of a latency")
 
 
 ANSWERS = """curves, column = lab.whatif, lab.whatif.x.index(50.0)
@@ -140,11 +136,11 @@ def test_three_questions_after_make_lab(page, server):
     for _ in range(6):
         page.keyboard.press("Shift+Enter")
     says = page.locator(".cl-findings")
-    lab.until(lambda: lab.data(page, "state") == "generating", 60, "the board moves")
-    lab.until(lambda: lab.data(page, "state") == "idle", 30, "the text is whole")
+    lab.until(lambda: lab.data(page, "state") == "generating", "the board moves")
+    lab.until(lambda: lab.data(page, "state") == "idle", "the text is whole")
     assert "faults most" in says.inner_text() and "(P99)" in says.inner_text()
     page.get_by_role("tab", name="What if").click()
-    lab.until(lambda: "At this budget" in says.inner_text(), 30, "the policies are compared")
+    lab.until(lambda: "At this budget" in says.inner_text(), "the policies are compared")
     words = says.inner_text()  # now: what is scrolled out of sight is not laid out
     shot(page, "first_minutes")
     lab.run_cell(page, sum(cell.cell_type == "code" for cell in book.cells) - 1)

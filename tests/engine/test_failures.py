@@ -221,7 +221,7 @@ def test_interrupt(load: Load, when: str) -> None:
                 again.start()
                 again.join()
                 time.sleep(0.05)
-    assert time.monotonic() - begin < 1.2
+    assert time.monotonic() - begin < 8, "a thousand tokens would take 32 s at least"
     timer.join()
     assert (not got) == (when == "prefill")
     engine._stepper.transformer.backend = slow._inner

@@ -55,7 +55,7 @@ before = sorted(t.name for t in threading.enumerate())
 
     for press in (manager.interrupt_kernel, twice):
         text, error, took = run(client, SLOW, press)
-        assert error == "KeyboardInterrupt" and took < 1.5 and 0 < len(text) < 500
+        assert error == "KeyboardInterrupt" and took < 10 and 0 < len(text) < 500
         printed, error, _ = run(client, "print('x', [t.id for t in engine.generate('A', max_tokens=4)] == expected)")
         assert (printed, error) == ("x True\n", "")
     printed, error, _ = run(client, "print(before == sorted(t.name for t in threading.enumerate()))")

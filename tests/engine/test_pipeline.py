@@ -228,7 +228,7 @@ def test_interrupt(load: Load, rings: int | None, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(KeyboardInterrupt):
             for _ in engine.generate(PROMPT, max_tokens=1000):
                 continue
-        assert time.monotonic() - begin < 1.3
+        assert time.monotonic() - begin < 8, "a thousand tokens of pages read one by one take longer than a minute"
         timer.join()
     assert idle(engine) and clean(engine)
     assert ids(engine.generate("The sea", max_tokens=5)) == expected

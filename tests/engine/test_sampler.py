@@ -48,14 +48,17 @@ def test_samples_are_rare_and_rates_are_the_engines(engine):
     seen = len(Gauges.of(engine))
     engine.settings.pace = 100
     time.sleep(EVERY_NS / 1e9)
+    begin = time.monotonic()
     list(engine.generate("The young lady", max_tokens=60))
+    seconds = time.monotonic() - begin
     engine.settings.pace = None
     gauges = Gauges.of(engine)
-    assert 4 <= len(gauges) - seen <= 9, "0.6 s of running"
+    assert 2 <= len(gauges) - seen <= seconds * 1e9 / EVERY_NS + 3, f"{seconds:.2f} s of running"
     steps = gauges.series("engine.steps")[seen:]
     assert steps[0] == before and steps[-1] - before >= 60, "from before the first step to after the last"
     assert (np.diff(gauges.t_ns[seen:-1].astype("i8")) >= EVERY_NS).all()
-    assert 50 < np.median(gauges.rate("engine.decode_tokens")[seen + 1 :]) < 150
+    rate = np.median(gauges.rate("engine.decode_tokens")[seen + 1 :])
+    assert rate == pytest.approx(60 / seconds, rel=0.5) and rate < 150
 
 
 def test_a_cancelled_request_ends_with_a_sample(engine):

@@ -13,7 +13,7 @@ from colibri_lab.errors import RequestError
 from .conftest import Load
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -25,10 +25,11 @@ def test_start_returns_at_once_and_the_text_is_right(load: Load) -> None:
     expected = list(engine.generate("The sea", max_tokens=60))
     session = engine.session()
     assert session.state == "idle"
-    begin = time.monotonic()
+    engine.settings.pace = 10
     session.start("The sea", max_tokens=60)
-    assert time.monotonic() - begin < 0.2
-    assert session.join(20) and session.state == "idle" and session.error is None
+    assert session.state == "generating" and len(session.tokens) < 60, "at this pace all of it would take 6 s"
+    engine.settings.pace = None
+    assert session.join(60) and session.state == "idle" and session.error is None
     assert [t.id for t in session.tokens] == [t.id for t in expected] and session.text == "".join(
         t.text for t in expected
     )
@@ -60,12 +61,11 @@ def test_pause_resume_stop(load: Load) -> None:
 
 
 def test_slow_pace_does_not_hold_up_pause_and_stop(load: Load) -> None:
-    session = load(pace=0.2).session()
+    session = load(pace=0.01).session()
     session.start("The sea", max_tokens=30)
     until(lambda: len(session.tokens) == 1)
-    begin = time.monotonic()
     session.stop()
-    assert session.join(5) and time.monotonic() - begin < 0.5
+    assert session.join(50), "the next token would have come after 100 s"
     session.close()
 
 

@@ -93,14 +93,14 @@ def test_a_closed_engine_takes_no_settings(load: Load) -> None:
 
 
 def test_pace(load: Load) -> None:
-    engine = load(pace=50)
+    engine = load(pace=2)
     begin = time.monotonic()
-    list(engine.generate("A", max_tokens=11))
-    assert 0.15 < time.monotonic() - begin < 1.5
+    list(engine.generate("A", max_tokens=5))
+    assert time.monotonic() - begin > 1.5
     engine.settings.pace = None
     begin = time.monotonic()
-    list(engine.generate("A", max_tokens=11))
-    assert time.monotonic() - begin < 0.15
+    list(engine.generate("A", max_tokens=5))
+    assert time.monotonic() - begin < 1.5, "some milliseconds"
 
 
 def test_a_new_pace_ends_the_wait_of_the_old_one(load: Load) -> None:
@@ -111,7 +111,7 @@ def test_a_new_pace_ends_the_wait_of_the_old_one(load: Load) -> None:
     change.start()
     begin = time.monotonic()
     list(tokens)
-    assert 0.05 < time.monotonic() - begin < 2.0
+    assert 0.05 < time.monotonic() - begin < 50, "the old pace gives a token each 100 s"
 
 
 def test_chunk_and_batch_show_in_the_steps(load: Load) -> None:

@@ -24,7 +24,7 @@ def lab():
     opened.close()
 
 
-def until(check, seconds=5.0):
+def until(check, seconds=60.0):
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end
@@ -41,11 +41,11 @@ def press(lab, **content):
 
 
 def test_generate_returns_at_once_and_the_board_shows_all(lab):
-    begin = time.monotonic()
+    lab.engine.rate = 10
     lab.generate("Once upon", max_tokens=80)
-    assert time.monotonic() - begin < 0.2
-    assert lab.state == "generating"
-    assert lab.wait(20)
+    assert lab.state == "generating", "all of it would take 8 s"
+    lab.engine.rate = 400
+    assert lab.wait(60)
     assert lab.error is None
     shown = picture(lab)
     assert (shown["state"], shown["made"], shown["max_tokens"]) == ("idle", 80, 80)
@@ -59,9 +59,15 @@ def test_pause_resume_stop(lab):
     lab.generate("a", max_tokens=100_000)
     until(lambda: len(lab.session.tokens) > 5)
     lab.pause()
-    time.sleep(0.15)
-    count = len(lab.session.tokens)
-    time.sleep(0.1)
+    seen = [-1]
+
+    def stands():
+        seen.append(len(lab.session.tokens))
+        time.sleep(0.15)
+        return seen[-1] == len(lab.session.tokens)
+
+    until(stands)
+    count = seen[-1]
     assert (lab.state, len(lab.session.tokens)) == ("paused", count)
     assert not lab.wait(), "a paused generation does not end by itself"
     assert picture(lab)["state"] == "paused"
@@ -127,7 +133,7 @@ def test_an_error_in_the_generation_is_kept_and_shown(lab):
 
 def test_nothing_is_sent_when_nothing_changed(wire):
     lab = connect(FakeEngine(), hz=10)
-    time.sleep(0.3)
+    until(lambda: not lab.board.tick())
     before = len(wire.messages)
     time.sleep(0.5)
     assert len(wire.messages) == before
@@ -146,10 +152,9 @@ def test_a_flood_of_events_is_a_bounded_number_of_messages(wire):
             n += 1
         engine.step(sequence, n // 500, 1)
         time.sleep(max(0.0, begin + n / 50_000 - time.monotonic()))
-    seconds = time.monotonic() - begin
-    time.sleep(0.4)
-    updates = wire.updates()
-    assert 3 <= len(updates) <= 8 * (seconds + 0.4) + 2
+    until(lambda: unpack(wire.updates()[-1]["frame"])[0]["faults"] == engine.total["faults"])
+    updates, seconds = wire.updates(), time.monotonic() - begin
+    assert 3 <= len(updates) <= 8 * seconds + 2
     last = unpack(updates[-1]["frame"])[0]
     assert last["faults"] == engine.total["faults"], "the last state is delivered"
     events = engine.telemetry.counters()["events"]

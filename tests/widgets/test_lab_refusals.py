@@ -13,7 +13,7 @@ from colibri_lab.widgets.dashboard import Lab, connect, replay
 from tests.widgets.fake import FakeEngine
 
 
-def until(check, seconds=5.0):
+def until(check, seconds=60.0):
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end
