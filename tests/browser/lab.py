@@ -23,10 +23,10 @@ def kernel_idle(page, seconds: float = 60) -> None:
     page.get_by_text("| Idle").wait_for(timeout=seconds * 1000)
 
 
-def ran(page, index: int, seconds: float = 60) -> None:
+def ran(page, index: int) -> None:
     """Waits until a cell has run to its end."""
     prompt = page.locator(".jp-NotebookPanel .jp-CodeCell .jp-InputPrompt").nth(index)
-    until(lambda: prompt.inner_text().strip("[]: \n").isdigit(), seconds, f"cell {index}")
+    until(lambda: prompt.inner_text().strip("[]: \n").isdigit(), f"cell {index}")
 
 
 def run_cell(page, index: int) -> None:
