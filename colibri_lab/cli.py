@@ -20,6 +20,7 @@ from .errors import ConfigError, PagerError, RequestError, RouterError
 from .options import WRONG_INPUT, ConfigFile, Model, Set, configured, fail, info, wrong
 from .performance import facts, performance, performance_line
 from .planning.boards import BOARDS
+from .planning.gpu import CARDS
 
 app = typer.Typer(name="colibri-lab", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 INTERRUPTED = 130
@@ -105,6 +106,9 @@ def plan(
     ram: Annotated[str | None, typer.Option(help="memory for the engine, as 32GB")] = None,
     dram: Annotated[str | None, typer.Option(help="rate at which processors read memory, as 60GB/s")] = None,
     disk: Annotated[str | None, typer.Option(help="rate of the disk for single reads of a MiB or so, as 3GB/s")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help=f"a card: {', '.join(CARDS)}, or like 24GB,900GB/s,link=25GB/s")
+    ] = None,
     quantize: Annotated[str, typer.Option(help="fp32, fp16, int8 or int4")] = "int4",
     group_size: Annotated[int, typer.Option(help="inputs that share one scale: 32, 64 or 128")] = 32,
     context: Annotated[int | None, typer.Option(help="tokens of the sequence; none: 4096, or the model's most")] = None,
@@ -116,8 +120,8 @@ def plan(
     from .planning.answer import answer
 
     said = answer(
-        model_config, board=board, ram=ram, dram=dram, disk=disk, quantize=quantize, group_size=group_size,
-        context=context, kv_dtype=kv_dtype, trace=trace, as_json=as_json,
+        model_config, board=board, ram=ram, dram=dram, disk=disk, gpu=gpu, quantize=quantize,
+        group_size=group_size, context=context, kv_dtype=kv_dtype, trace=trace, as_json=as_json,
     )  # fmt: skip
     sys.stdout.write(said + "\n")
 

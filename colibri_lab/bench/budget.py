@@ -15,9 +15,9 @@ from colibri_lab.analysis.routes import zipf_markov_routes
 from colibri_lab.bench import ours
 from colibri_lab.bench.batch import memory
 from colibri_lab.bench.cold import forget
+from colibri_lab.bench.disk import disk_rate
 from colibri_lab.bench.harness import Block, measured
 from colibri_lab.bench.memgroup import MemoryGroup
-from colibri_lab.bench.paging import disk_rate
 from colibri_lab.bench.peer import LlamaPeer
 from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import GROUP, Shape

@@ -97,8 +97,8 @@ def dashboard_command(
 def plan_command(
     shape: ShapeName = "m1",
     budgets: Annotated[str, typer.Option(help="per cent of all experts, by commas")] = "25,50,75,100",
-    tokens: Annotated[int, typer.Option(min=2, help="decoded in a round")] = 48,
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    tokens: Annotated[int, typer.Option(min=2, help="decoded in a round")] = 64,
+    rounds: Annotated[int, typer.Option(min=1)] = 6,
     threads: Threads = 1,
 ) -> Result:
     """What `colibri-lab plan` predicts beside what is measured: hit rate, wait for pages, tokens a second."""

@@ -6,19 +6,15 @@ ask for the same experts in the same order, and Belady on the recorded trace is 
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
-
-import numpy as np
 
 from colibri_lab.analysis.accesses import Accesses, accesses
 from colibri_lab.analysis.simulate import simulate
+from colibri_lab.bench.disk import disk_delay, disk_rate
 from colibri_lab.bench.harness import Block
 from colibri_lab.bench.ours import EMBEDDED, make_model
 from colibri_lab.bench.quality import documents
@@ -26,10 +22,6 @@ from colibri_lab.bench.result import Result
 from colibri_lab.bench.shapes import Shape
 from colibri_lab.bench.traffic import Traffic, texts, zipf_markov
 from colibri_lab.config import EVICTION, PREFETCH, several
-from colibri_lab.model.store import ModelFile
-from colibri_lab.ops.types import ABSENT
-from colibri_lab.pager.frames import Frames
-from colibri_lab.pager.reading import open_transfer
 
 LONG = 300  # tokens written of a text that is replayed alone
 DELAY_SHARE = 0.10  # of wall time that threads may wait for a core before waits are not to be trusted
@@ -192,50 +184,6 @@ def _run(traffic: Traffic, capacity: int, **settings: Any) -> Run:
         engine.settings.expert_cache_bytes = capacity * engine.describe()["expert_bytes"]
         block, said = traffic.run(engine)
         return Run(engine.counters()["pager"], block, said)
-
-
-class Disk:
-    """Reads experts of a model in random order, as the engine does; the first time each is checked."""
-
-    def __init__(self, path: str | Path) -> None:
-        self._file = file = ModelFile.open(Path(path))
-        self._transfer, self.frames = open_transfer(file, 4, None, kernels=True), Frames(file.expert_pages, 4, 4)
-        shape = file.spec.layers, file.spec.experts, file.expert_pages
-        self._transfer.serve(self.frames, np.full(shape, ABSENT, np.int32))
-        self._sparse = [layer for layer, sparse in enumerate(file.spec.sparse) if sparse]
-        self._dice = random.Random(0)
-
-    def read(self, experts: int) -> tuple[float, float]:
-        """At most 4 at a time. Seconds until they are asked for, until they are there."""
-        begin, dice = perf_counter(), self._dice
-        flights = [
-            self._transfer.read(dice.choice(self._sparse), dice.randrange(self._file.spec.experts), run)
-            for run in range(experts)
-        ]
-        asked = perf_counter()
-        self._transfer.load(flights)
-        return asked - begin, perf_counter() - begin
-
-    def close(self) -> None:
-        self._transfer.close()
-        self._file.close()
-
-
-def disk_rate(path: str | Path, seconds: float = 1.0) -> float:
-    """Bytes a second, four experts at a time."""
-    with closing(Disk(path)) as disk:
-        done, begin = 0, perf_counter()
-        while perf_counter() - begin < seconds:
-            disk.read(4)
-            done += 4 * disk.frames.run_bytes
-        return done / (perf_counter() - begin)
-
-
-def disk_delay(path: str | Path, times: int = 200) -> tuple[float, float]:
-    """Median seconds that asking for one expert takes, and until it is there."""
-    with closing(Disk(path)) as disk:
-        asked, there = zip(*(disk.read(1) for _ in range(times)), strict=True)
-    return statistics.median(asked), statistics.median(there)
 
 
 def _check(plan: Plan) -> None:

@@ -16,6 +16,7 @@ REACH = 0.77  # part of the memory's rate that the kernels reach on weights
 KV_REACH = 0.6  # and attention on keys and values
 LAYER_S = 45e-6  # of a layer beside its bytes: two kernel calls, Python between them
 TOKEN_S = 60e-6  # of a token beside its layers: sampling, telemetry, the request
+READ_S = 90e-6  # of an expert that is missing, beside its read: who leaves, the books of pages and telemetry
 PROCESS = 60e6  # bytes of Python and its libraries: `colibri-lab bench footprint`
 KV_ITEM = {"fp16": 2, "fp32": 4}
 
@@ -66,6 +67,10 @@ def share_in_memory(need: Needs, machine: Machine) -> float:
     return min(1.0, room / (need.experts * need.expert))
 
 
+MEMORY = ("dense", "experts", "kv")
+BOUNDS = {"disk": ("disk",), "link": ("link",), "memory": MEMORY, "calls": ("calls",)}
+
+
 @dataclass(frozen=True)
 class Forecast:
     """Seconds of a token by where they go, at `share` of the experts in memory and a hit rate of `hits`."""
@@ -73,35 +78,54 @@ class Forecast:
     share: float
     hits: float
     seconds: dict[str, float]
+    ahead: bool = False  # calls only begin what runs beside them: a card's launches
+
+    @property
+    def lanes(self) -> dict[str, float]:
+        """Seconds by what bounds them: disk, link (to a card), memory, calls."""
+        return {name: sum(self.seconds.get(part, 0.0) for part in parts) for name, parts in BOUNDS.items()}
 
     @property
     def tokens_per_s(self) -> float:
         """engine_mode sync: one thing after the other."""
-        return 1 / sum(self.seconds.values())
+        lanes = self.lanes
+        return 1 / (lanes["disk"] + lanes["link"] + self._computing(lanes))
 
     @property
     def overlapped(self) -> float:
-        """Tokens a second that no engine_mode can exceed: reading hidden behind everything else, or the reverse."""
-        disk = self.seconds["disk"]
-        return 1 / max(disk, sum(self.seconds.values()) - disk)
+        """Tokens a second that no engine_mode can exceed: reading and sending hidden behind the rest, or it."""
+        lanes = self.lanes
+        return 1 / max(lanes["disk"], lanes["link"], self._computing(lanes))
 
     @property
     def bound(self) -> str:
-        """What a token spends most of its time on: disk, memory or calls."""
-        memory = sum(self.seconds[part] for part in ("dense", "experts", "kv"))
-        parts = {"disk": self.seconds["disk"], "memory": memory, "calls": self.seconds["calls"]}
-        return max(parts, key=lambda name: parts[name])
+        """What a token spends most of its time on."""
+        lanes = self.lanes
+        return max(lanes, key=lambda name: lanes[name])
+
+    def _computing(self, lanes: dict[str, float]) -> float:
+        memory, calls = lanes["memory"], lanes["calls"]
+        return max(memory, calls) if self.ahead else memory + calls
 
 
 def forecast(need: Needs, machine: Machine, share: float, hits: float) -> Forecast:
     """One sequence that decodes. hits: part of the experts asked for that is in memory, 0 to 1."""
-    reads = need.uses * (1 - hits)
-    asking = need.sparse * (1 - hits ** (need.uses / need.sparse))  # layers that wait for at least one
     seconds = {
         "dense": need.dense_read / machine.dram / REACH,
         "experts": need.uses * need.expert / machine.dram / REACH,
         "kv": need.kv_read / machine.dram / KV_REACH,
         "calls": need.layers * LAYER_S + TOKEN_S,
-        "disk": reads * need.expert / machine.disk + asking * machine.latency,
+        "disk": reading(need, machine, hits),
     }
     return Forecast(share, hits, seconds)
+
+
+def reading(need: Needs, machine: Machine, hits: float) -> float:
+    """Seconds that a token waits for the disk, at a hit rate of 0 to 1."""
+    reads = need.uses * (1 - hits)
+    return reads * (need.expert / machine.disk + READ_S) + asking(need, hits) * machine.latency
+
+
+def asking(need: Needs, hits: float) -> float:
+    """Layers of a token that lack at least one of their experts."""
+    return need.sparse * (1 - float(hits ** (need.uses / need.sparse)))

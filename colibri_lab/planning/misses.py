@@ -10,8 +10,8 @@ from ..analysis.simulate import Cache
 from ..dispatch.waves import Dispatcher
 from ..pager.policies import make_policy
 
-LAYERS = 8  # of a model that are replayed at most: they are alike
-TOKENS = 400
+LAYERS = 4  # of a model that are replayed at most: they are alike
+TOKENS = 1600  # some fifty topics: with a few, the hit rate is that of those that came along
 ASSUMED = "Zipf 1.2 within each of 6 topics of 33 tokens"
 
 
