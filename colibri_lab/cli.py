@@ -19,8 +19,7 @@ from . import cli_lab, terminal
 from .errors import ConfigError, PagerError, RequestError, RouterError
 from .options import WRONG_INPUT, ConfigFile, Model, Set, configured, fail, info, wrong
 from .performance import facts, performance, performance_line
-from .planning.boards import BOARDS
-from .planning.gpu import CARDS
+from .planning.boards import BOARDS, CARDS
 
 app = typer.Typer(name="colibri-lab", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 INTERRUPTED = 130

@@ -12,9 +12,9 @@ from ..model.families import read_spec
 from ..model.jsonfile import read_object
 from ..model.plan import Plan, make_plan
 from ..sizes import parse_size
-from .boards import BOARDS, Machine
+from .boards import BOARDS, Card, Machine
 from .cost import KV_ITEM, Forecast, Needs, forecast, needs, share_in_memory
-from .gpu import Card, Tiers, card_of, on_card, tiers
+from .gpu import Tiers, card_of, on_card, tiers
 from .misses import ASSUMED, assumed, hit_rate
 
 

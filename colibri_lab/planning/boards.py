@@ -1,4 +1,4 @@
-"""Machines: what the cost model has to know of one, and boards that people ask about."""
+"""Machines and cards: what the cost model has to know of one, and those that people ask about."""
 
 from __future__ import annotations
 
@@ -37,3 +37,35 @@ def _boards() -> Iterator[Machine]:
 
 
 BOARDS = {board.name: board for board in _boards()}
+
+
+@dataclass(frozen=True)
+class Card:
+    """memory: bytes; dram, link: bytes a second that a copy reaches on the card, and between host and card."""
+
+    name: str
+    memory: float
+    dram: float
+    link: float
+    source: str = ""
+
+
+def _known(name: str, gigabytes: float, peak: float, link: float, sheet: str) -> Card:
+    """Of a data sheet's GB/s copies reach about nine tenths in the card's memory and eight over PCIe, assumed."""
+    source = f"data sheet of NVIDIA's {sheet}: {peak:g} GB/s, PCIe {link:g} GB/s one way; 0.9 and 0.8 of them"
+    return Card(name, gigabytes * 1e9, 0.9e9 * peak, 0.8e9 * link, source)
+
+
+CARDS = {
+    card.name: card
+    for card in (
+        _known("h200", 141, 4800, 64, "H200 SXM"),
+        _known("h100", 80, 3350, 64, "H100 SXM"),
+        _known("a100-80gb", 80, 2039, 32, "A100 80GB SXM"),
+        _known("l40s", 48, 864, 32, "L40S"),
+        _known("l4", 24, 300, 32, "L4"),
+        _known("rtx-4090", 24, 1008, 32, "GeForce RTX 4090"),
+        _known("rtx-3090", 24, 936, 32, "GeForce RTX 3090"),
+        _known("rtx-3060-12gb", 12, 360, 32, "GeForce RTX 3060"),
+    )
+}

@@ -15,9 +15,9 @@ from colibri_lab.model.jsonfile import read_object
 from colibri_lab.model.plan import make_plan
 from colibri_lab.paths import embedded_model
 from colibri_lab.planning import gpu
-from colibri_lab.planning.boards import Machine
+from colibri_lab.planning.boards import CARDS, Card, Machine
 from colibri_lab.planning.cost import PROCESS, READ_S, TOKEN_S, Needs, needs
-from colibri_lab.planning.gpu import CARDS, Card, Tiers, card_of, on_card, tiers
+from colibri_lab.planning.gpu import Tiers, card_of, on_card, tiers
 
 CONFIG = str(embedded_model() / "config.json")
 RATES = ["--ram", "100MB", "--dram", "16GB/s", "--disk", "1GB/s"]

@@ -32,7 +32,7 @@ def test_python_example(top: Path, tmp_path: Path) -> None:
 def test_shell_example(top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Converting, generating and planning, with the embedded model as one's own."""
     lines = [line for block in blocks(top, "") for line in block.splitlines() if line.startswith("colibri-lab")]
-    assert [shlex.split(line)[1] for line in lines] == ["convert", "generate", "plan", "plan"]
+    assert [shlex.split(line)[1] for line in lines] == ["convert", "generate", "plan", "plan", "plan"]
     shown = {}
     for line in lines:
         words = shlex.split(line.replace("path/to/model", str(top / "data/tiny-moe")))
