@@ -9,6 +9,8 @@ from typing import Any
 from ..config import Config, unknown
 from ..errors import ConfigError, EngineClosed
 
+_KEYS = frozenset(Config.model_fields)  # asked for with every picture of the board
+
 
 class Board:
     """What the engine keeps: the settings as written, checked, and those not yet taken over."""
@@ -69,7 +71,7 @@ class Settings:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        if name not in Config.model_fields:
+        if name not in _KEYS:
             raise AttributeError(f"settings: {unknown(name)}")
         return getattr(self._board.config, name)
 

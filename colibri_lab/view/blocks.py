@@ -27,6 +27,7 @@ from colibri_lab.view.systems import SYSTEMS
 
 RECENT_STEPS, COLUMNS, LARGE = 2, 120, 4096
 DOUBLE_SLOT, BASE_SLOT, FREE_SLOT = 1, 2, 3
+NOTED = {system.notes for system in SYSTEMS}
 Arrays = dict[str, np.ndarray]
 
 
@@ -55,12 +56,13 @@ def cells(view: RunView) -> tuple[np.ndarray, float]:
     """(cell, peak): see the module's text; peak is the share that 63 stands for."""
     experts, share = view.experts, view.experts.share
     peak = float(share.max(initial=0.0)) or 1.0
-    out = np.rint(share * (63 / peak)).astype("u1")
+    share *= 63 / peak
+    out = np.rint(share, out=share).astype("u1")
     columns = view.timeline.columns
-    out |= experts.resident.astype("u1") << 6
+    out |= experts.resident.view("u1") << 6
     if len(columns) > RECENT_STEPS:
         since = columns["t_ns"][-1 - RECENT_STEPS]
-        out |= (experts.last_fault_ns > since).astype("u1") << 7
+        out |= (experts.last_fault_ns > since).view("u1") << 7
     return out, peak
 
 
@@ -68,8 +70,10 @@ def experts(view: RunView) -> tuple[dict[str, Any], Arrays]:
     """(header fields, arrays) of the expert map."""
     cell, peak = cells(view)
     known = view.experts
-    told = np.stack([known.pinned.ravel(), (known.ahead & known.resident).ravel()])
-    mark = np.packbits(told if told.any() else told[:0], axis=1, bitorder="little")
+    ahead = known.ahead & known.resident
+    some = known.pinned.any() or ahead.any()
+    told = np.concatenate([known.pinned.ravel(), ahead.ravel()]).reshape(2, -1)[: 2 if some else 0]
+    mark = np.packbits(told, axis=1, bitorder="little")
     return {"peak": round(peak, 4)}, {"cell": cell, "mark": mark, "fault": smallest(known.faults.sum(axis=1), "u2")}
 
 
@@ -77,26 +81,27 @@ def slots(view: RunView) -> tuple[list[int], np.ndarray]:
     """(sequences that own slots where these are coloured by sequence, else none; slot: see the module's text)."""
     pool = view.slots
     used = pool.sequence >= 0  # now or before
-    last = int(np.flatnonzero(used)[-1]) + 1 if used.any() else 0
+    last = len(used) - int(used[::-1].argmax()) if used.any() else 0
     used, free, owner, layer = used[:last], pool.free[:last], pool.owner[:last], pool.layer[:last]
-    owners = np.unique(pool.sequence[:last][~free]) if view.hue == "sequence" else np.zeros(0, "i8")
+    owners = np.unique(pool.sequence[:last][~free])
     if view.hue == "sequence":
         who = np.minimum(np.searchsorted(owners, pool.sequence[:last]), max(len(owners) - 1, 0))
         number = layer * max(len(owners), 1) + who
     else:
         number = layer * view.n_experts + np.maximum(owner, 0)
     size = pool.slot_size or max(1, int(pool.fill.max(initial=0)))
-    fill = np.minimum(-(-pool.fill[:last] * 7 // size), 7)
-    kind = np.where(owner < 0, BASE_SLOT, np.where(pool.double[:last], DOUBLE_SLOT, 0))
-    packed = np.where(free, FREE_SLOT << 3 | used, number << 5 | kind << 3 | fill)
-    return owners.tolist(), smallest(packed, "u2")
+    fill = np.minimum((pool.filled(owners)[:last] * 7 + (size - 1)) // size, 7)
+    kind = np.where(owner < 0, BASE_SLOT << 3, pool.double[:last] * (DOUBLE_SLOT << 3))
+    packed = np.where(free, FREE_SLOT << 3 | used, number << 5 | kind | fill)
+    return owners.tolist() if view.hue == "sequence" else [], smallest(packed, "u2")
 
 
 def systems(view: RunView) -> tuple[dict[str, Any], Arrays]:
     """(header fields, arrays) of the systems' panels."""
     window = strips.Window(view.gauges)
     header, lines = strips.packed(window)
-    header["marks"] = [strips.marks(view.notes, window, system.notes) for system in SYSTEMS]
+    notes = [note for note in view.notes if note[0] in NOTED]
+    header["marks"] = [strips.marks(notes, window, system.notes) for system in SYSTEMS]
     header["warnings"] = view.warnings
     ends = window.ends_ns
     age = np.minimum((ends[-1:] - ends) // 10**8, 65535)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from colibri_lab.events import NO_EXPERT, PageKind
+from colibri_lab.events import PageKind
 from colibri_lab.trace import Batch
 from colibri_lab.view.history import History
 
 MAX_WINDOW = 1024
+FEW = 64  # events that are quicker one by one than as arrays
 FAULT, EVICT, PREFETCH = int(PageKind.FAULT), int(PageKind.EVICT), int(PageKind.PREFETCH)
 PIN, UNPIN = int(PageKind.PIN), int(PageKind.UNPIN)  # NumPy compares with plain integers ten times faster
+MOVES, PINS = (FAULT, EVICT, PREFETCH), (PIN, UNPIN)
 
 
 class ExpertView:
@@ -45,7 +47,9 @@ class ExpertView:
         self._take_routes(batch.route)
         pages = batch.pages
         self.missing += batch.missing.get("pages", 0)
-        if len(pages):
+        if 0 < len(pages) <= FEW:
+            self._take_few(pages.tolist())
+        elif len(pages):
             self._take_pages(pages[(pages["layer"] < self.layers) & (pages["expert"] < self.experts)])
 
     def _take_routes(self, route: np.ndarray) -> None:
@@ -56,12 +60,39 @@ class ExpertView:
         if n >= self._window:
             self._counts = self._count(route[-self._window :])
         else:
-            self._counts += self._count(route) - self._count(before[: max(0, len(before) + n - self._window)])
+            np.add.at(self._counts, self._cells(route), 1)
+            if (old := len(before) + n - self._window) > 0:
+                np.subtract.at(self._counts, self._cells(before[:old]), 1)
         self._recent.append(route)
 
     def _count(self, route: np.ndarray) -> np.ndarray:
-        flat = (route + self._offset)[(route != NO_EXPERT) & (route < self.experts)]
-        return np.bincount(flat, minlength=len(self._counts)).astype("i8")
+        return np.bincount(self._cells(route), minlength=len(self._counts))
+
+    def _cells(self, route: np.ndarray) -> np.ndarray:
+        """layer * E + expert of every choice."""
+        cells = route + self._offset
+        known = route < self.experts  # NO_EXPERT is beyond all
+        return cells.ravel() if known.all() else cells[known]
+
+    def _take_few(self, pages: list[tuple[int, ...]]) -> None:
+        """As _take_pages: an event at a time, in whole numbers of Python."""
+        resident, ahead, pinned = self.resident.ravel(), self.ahead.ravel(), self.pinned.ravel()
+        faults, last_fault_ns = self.faults.ravel(), self.last_fault_ns.ravel()
+        for t, kind, layer, expert, _, wait_ns, _ in pages:
+            if layer >= self.layers or expert >= self.experts:
+                continue
+            cell = layer * self.experts + expert
+            if t > self._snapshot_ns and kind in MOVES:
+                resident[cell], ahead[cell] = kind != EVICT, kind == PREFETCH
+                self._moved_ns[cell] = max(t, int(self._moved_ns[cell]))
+            elif t > self._snapshot_ns and kind in PINS:
+                pinned[cell] = kind == PIN
+                self._pinned_ns[cell] = max(t, int(self._pinned_ns[cell]))
+            if kind == FAULT:
+                faults[cell] += 1
+                last_fault_ns[cell] = max(t, int(last_fault_ns[cell]))
+                self.wait_ns += wait_ns
+            self.evictions += kind == EVICT
 
     def _take_pages(self, pages: np.ndarray) -> None:
         kind, cell = pages["kind"], pages["layer"].astype("i8") * self.experts + pages["expert"]
@@ -80,12 +111,18 @@ class ExpertView:
         self.wait_ns += int(pages["wait_ns"][faults].sum(dtype="u8"))
         self.evictions += int((kind == EVICT).sum())
 
-    def snapshot(self, t_ns: int, resident: list[int], pinned: list[int]) -> None:
-        """What was in memory and pinned at a moment, as layer * E + expert; later events stand, wherever they came."""
+    def snapshot(self, t_ns: int, resident: list[int], pinned: list[int], ahead: list[int] | None = None) -> None:
+        """What was in memory and pinned at a moment, as layer * E + expert; later events stand, wherever they came.
+
+        ahead: what was in memory since it was guessed; None where that is not told, and then it stands as it was.
+        """
         if t_ns <= self._snapshot_ns:
             return
         self._snapshot_ns = t_ns
-        for state, told, keys in ((self.resident, self._moved_ns, resident), (self.pinned, self._pinned_ns, pinned)):
+        states = [(self.resident, self._moved_ns, resident), (self.pinned, self._pinned_ns, pinned)]
+        if ahead is not None:
+            states.append((self.ahead, self._moved_ns, ahead))
+        for state, told, keys in states:
             then = np.zeros(told.size, bool)
             then[keys] = True
             state.ravel()[told <= t_ns] = then[told <= t_ns]

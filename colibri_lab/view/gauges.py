@@ -24,6 +24,7 @@ class Gauges:
         self.names: tuple[str, ...] = ()
         self.column: dict[str, int] = {}  # of each name in `values`
         self.missing = 0
+        self.folded: object = None  # strips.Folded, of the last picture
 
     @classmethod
     def of(cls, source: Any) -> Gauges:

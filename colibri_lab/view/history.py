@@ -12,6 +12,7 @@ from colibri_lab.events import TOKEN
 from colibri_lab.trace import Batch
 
 View = TypeVar("View")
+NEAR = 32
 
 
 class History:
@@ -22,14 +23,18 @@ class History:
         self._buffer = np.zeros((size + -(-size // 4), *shape), dtype)
 
     def append(self, rows: np.ndarray) -> None:
-        self.total += len(rows)
-        rows = rows[-self.size :]
-        if self._end + len(rows) > len(self._buffer):
-            kept = self.rows[max(0, len(self.rows) + len(rows) - self.size) :]
+        n = len(rows)
+        if not n:
+            return
+        self.total += n
+        if n > self.size:
+            rows, n = rows[-self.size :], self.size
+        if self._end + n > len(self._buffer):
+            kept = self.rows[max(0, len(self.rows) + n - self.size) :]
             self._buffer[: len(kept)] = kept.copy()
             self._end = len(kept)
-        self._buffer[self._end : self._end + len(rows)] = rows
-        self._end += len(rows)
+        self._buffer[self._end : self._end + n] = rows
+        self._end += n
 
     def copy(self) -> History:
         """Of its own; memory for the rows that are kept, and more when it grows."""
@@ -70,10 +75,21 @@ class Rows:
 
     def find(self, sequence: int, positions: np.ndarray) -> np.ndarray:
         """Index into rows of each position of a sequence, -1 where the row is gone or not there yet; int [n]."""
-        mine = np.flatnonzero(self.tokens["sequence"] == sequence)
+        tokens = self.tokens
+        if len(positions) <= NEAR < len(tokens):  # the newest rows are asked for most, and lie close together
+            newest = tokens[-4 * NEAR :]
+            told = zip(newest["sequence"].tolist(), newest["position"].tolist(), strict=True)
+            at = {p: i for i, (s, p) in enumerate(told, len(tokens) - len(newest)) if s == sequence}
+            found = [at.get(p, -1) for p in positions.tolist()]
+            if -1 not in found:
+                return np.array(found, "i8")
+        return self._find(tokens, sequence, positions)
+
+    def _find(self, tokens: np.ndarray, sequence: int, positions: np.ndarray) -> np.ndarray:
+        mine = np.flatnonzero(tokens["sequence"] == sequence)
         if not len(mine) or not len(positions):
             return np.full(len(positions), -1)
-        have = self.tokens["position"][mine].astype("i8")
+        have = tokens["position"][mine].astype("i8")
         order = np.argsort(have, kind="stable")
         at = np.minimum(np.searchsorted(have[order], positions), len(have) - 1)
         return np.where(have[order][at] == positions, mine[order][at], -1)

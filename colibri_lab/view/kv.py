@@ -72,17 +72,22 @@ class SlotView:
         self.peak = max(self.peak, self._used)
 
     def _take_rows(self, batch: Batch) -> None:
-        later = batch.tokens["t_ns"] > self._snapshot_ns
-        for sequence in np.unique(batch.tokens["sequence"][later]).tolist():
-            slots = batch.slot[later & (batch.tokens["sequence"] == sequence)].ravel()
-            slots = slots[slots >= 0]
-            self._grow(int(slots.max(initial=-1)) + 1)
-            counts = np.bincount(slots, minlength=len(self.sequence))
-            have = self._fill.get(sequence, np.zeros(0, "i8"))
-            counts[: len(have)] += have
+        rows, slot = batch.tokens["sequence"], batch.slot
+        if self._snapshot_ns >= 0:
+            later = batch.tokens["t_ns"] > self._snapshot_ns
+            rows, slot = rows[later], slot[later]
+        told, whole = rows.tolist(), int(slot.min(initial=0)) >= 0
+        self._grow(int(slot.max(initial=-1)) + 1)
+        for sequence in set(told):
+            slots = slot[[i for i, mine in enumerate(told) if mine == sequence]].ravel()
+            counts = np.zeros(len(self.sequence), "i8")
+            if (have := self._fill.get(sequence)) is not None:
+                counts[: len(have)] = have
+            np.add.at(counts, slots if whole else slots[slots >= 0], 1)
             self._fill[sequence] = counts
-        for old in sorted(self._fill)[:-_KEPT]:
-            del self._fill[old]
+        if len(self._fill) > _KEPT:
+            for old in sorted(self._fill)[:-_KEPT]:
+                del self._fill[old]
 
     def _grow(self, slots: int) -> None:
         more = slots - len(self.sequence)
@@ -108,10 +113,13 @@ class SlotView:
     @property
     def fill(self) -> np.ndarray:
         """Rows that the (last) owning sequence wrote to each slot, int64 [S]."""
+        return self.filled(np.unique(self.sequence))
+
+    def filled(self, sequences: np.ndarray) -> np.ndarray:
+        """As fill, and 0 for the slots of other sequences than these."""
         out = np.zeros(len(self.sequence), "i8")
-        for sequence in np.unique(self.sequence).tolist():
+        for sequence in sequences.tolist():
             counts = self._fill.get(sequence)
             if counts is not None:
-                mine = np.flatnonzero(self.sequence[: len(counts)] == sequence)
-                out[mine] = counts[mine]
+                np.copyto(out[: len(counts)], counts, where=self.sequence[: len(counts)] == sequence)
         return out

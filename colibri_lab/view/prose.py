@@ -47,8 +47,8 @@ class ProseView:
         """The pieces past a position, at most the newest `limit` of them."""
         at = [p for p in range(max(position + 1, self.last - 4 * KEPT), self.last + 1) if p in self._pieces][-limit:]
         found = self.rows.find(self.sequence, np.array(at, "i8") - 1)
-        route = np.full((len(at), *self._shape), NO_EXPERT, "u2")
-        route[found >= 0] = self.rows.route[found[found >= 0]]
+        route = self.rows.route[found] if len(self.rows.route) else np.zeros((len(at), *self._shape), "u2")
+        route[found < 0] = NO_EXPERT
         return Pieces(at, [self._pieces[p] for p in at], route)
 
     def before(self, position: int) -> int:

@@ -9,6 +9,7 @@ import hashlib
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from colibri_lab.view.history import History, twin
 SEQUENCES, ROWS, PIECES, CHANGES = 256, 8192, 4096, 512  # most that is kept of each
 _ROW = np.dtype([("sequence", "u4"), ("latency_ns", "u8")])
 _SUMS = ("hits", "faults", "evictions", "bytes_read", "io_ns")
+_ID, _LATENCY = Struct("<i").pack, Struct("=IQ").pack  # a token's id; a _ROW
+FEW, PREFILL, DECODE = 64, int(Phase.PREFILL), int(Phase.DECODE)  # rows that are quicker one by one than as arrays
 KINDS = ("policy_hits", "pin_hits", "prefetch_hits")
 Values = Mapping[str, Any]
 
@@ -76,8 +79,26 @@ class _Track:
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0))
     pieces: dict[int, str] = field(default_factory=dict)
 
+    def one(self, row: tuple[int, ...]) -> None:
+        """A row of TOKEN, as take."""
+        t, _, _, token, phase, _, latency, _, _, _, io, _, _, faults, hits, evictions, read = row
+        if phase == PREFILL:
+            self.prompt_rows += 1
+            self.prompt_ns += latency
+        sums = self.sums
+        sums["hits"] += hits
+        sums["faults"] += faults
+        sums["evictions"] += evictions
+        sums["bytes_read"] += read
+        sums["io_ns"] += io
+        if token >= 0:
+            self.first_ns = self.first_ns or t
+            self.last_ns = t
+            self.sampled += 1
+            self.ids.update(_ID(token))
+
     def take(self, rows: np.ndarray) -> None:
-        prompt = rows["latency_ns"][rows["phase"] == Phase.PREFILL].tolist()  # few rows: lists are quicker than arrays
+        prompt = rows["latency_ns"][rows["phase"] == PREFILL].tolist()
         self.prompt_rows += len(prompt)
         self.prompt_ns += sum(prompt)
         for name in _SUMS:
@@ -125,23 +146,35 @@ class Meter:
                 self._running.add(sequence)
             else:
                 self._running.discard(sequence)
-        rows = batch.tokens
-        self._rows.append(_latencies(rows))
-        ran = set(rows["sequence"].tolist())
-        for sequence in ran:
-            self._track(sequence).take(rows if len(ran) == 1 else rows[rows["sequence"] == sequence])
+        self._take_rows(batch.tokens)
         for sequence, position, piece in batch.texts:
             pieces = self._track(sequence).pieces
             if len(pieces) < PIECES:
                 pieces[position] = piece
         for known in (self._tracks, self._asked):
-            for old in [s for s in known if s < self.first] + sorted(known)[:-SEQUENCES]:
-                known.pop(old, None)
+            if self.first != before or len(known) > SEQUENCES:
+                for old in [s for s in known if s < self.first] + sorted(known)[:-SEQUENCES]:
+                    known.pop(old, None)
         if self.first != before:
             self._base = None
         start = self._tracks[self.first].start_ns if self.first in self._tracks else 0
-        if start and (self.first != before or len(batch.sequences) or (batch.gauges["t_ns"][:1] <= start).any()):
+        early = len(batch.gauges) and batch.gauges["t_ns"][0] <= start
+        if start and (self.first != before or len(batch.sequences) or early):
             self._begin(start, gauges)
+
+    def _take_rows(self, rows: np.ndarray) -> None:
+        if len(rows) > FEW:
+            decode = rows[rows["phase"] == DECODE]
+            latencies = np.zeros(len(decode), _ROW)
+            latencies["sequence"], latencies["latency_ns"] = decode["sequence"], decode["latency_ns"]
+            self._rows.append(latencies)
+            for sequence in set(rows["sequence"].tolist()):
+                self._track(sequence).take(rows[rows["sequence"] == sequence])
+        elif len(rows):
+            told = rows.tolist()
+            self._rows.append(np.frombuffer(b"".join([_LATENCY(r[1], r[6]) for r in told if r[4] == DECODE]), _ROW))
+            for row in told:
+                self._track(row[1]).one(row)
 
     def copy(self) -> Meter:
         out = twin(self)
@@ -242,11 +275,3 @@ class Meter:
         grown = (gauges.values[-1, at] - base).tolist()
         asked = grown[-2] + grown[-1]
         return [grown[i] / asked if asked > 0 else None for i in range(len(KINDS))]
-
-
-def _latencies(rows: np.ndarray) -> np.ndarray:
-    """_ROW of the decoded rows."""
-    decode = rows[rows["phase"] == Phase.DECODE]
-    out = np.zeros(len(decode), _ROW)
-    out["sequence"], out["latency_ns"] = decode["sequence"], decode["latency_ns"]
-    return out

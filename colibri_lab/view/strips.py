@@ -18,11 +18,12 @@ FULL, NONE = 254, 255  # of a byte: the top of a lane, no value
 
 
 class Plan(NamedTuple):
-    """How lines are made of a table's columns: values = table @ part over table @ whole. All systems' lines together.
+    """How lines are made of a table's columns: each of its values is a sum of few. All systems' lines together.
 
-    part, whole float64 [columns, lines]; known bool [lines]: whether any of its counters is there; lane int [lines],
-    counted over all systems; stacked float64 [lanes, lines] 1 where a line is one of those that a lane stacks;
-    sums float64 [names, figures]: which counters each figure adds up, see FIGURES.
+    part, whole int [lines, few]: the columns that are added up; known bool [lines]: whether any of its
+    counters is there; lane int [lines], counted over all systems; stacked float64 [lanes, lines] 1 where a line is one
+    of those that a lane stacks; sums int [names, few]: which counters each figure adds up, see FIGURES. Places that are
+    left over name a column of nothing.
     """
 
     part: np.ndarray
@@ -45,25 +46,75 @@ FIRST_FACT = np.cumsum([0, *(2 * len(system.facts) for system in SYSTEMS)]).toli
 FIRST_LINE = np.cumsum([0, *(len(system.lines) for system in SYSTEMS)]).tolist()
 
 
+FACTS = [[1 + bool(fact.over) for fact in system.facts] for system in SYSTEMS]
+
+
 @lru_cache(4)
 def plan(names: tuple[str, ...]) -> Plan:
-    """For a table of these columns: growth of each name, level of each name, seconds, 1."""
+    """For a table of these columns: growth of each name, level of each name, seconds, 1, 0."""
     n, column = len(names), {name: i for i, name in enumerate(names)}
-    part, whole = np.zeros((2, 2 * n + 2, len(LINES)))
+    part, whole = list[list[int]](), list[list[int]]()
     lane, stacked = np.zeros(len(LINES), int), np.zeros((len(LANES), len(LINES)))
     for j, (system, line) in enumerate(LINES):
         shift = n if line.level else 0
         for to, of in ((part, line.of), (whole, line.over)):
-            to[[shift + column[name] for name in of if name in column], j] = 1
+            to.append([shift + column[name] for name in of if name in column])
         if not line.over or line.over == ("seconds",):
-            whole[2 * n if line.over else 2 * n + 1, j] = 1
+            whole[-1] = [2 * n if line.over else 2 * n + 1]
         lane[j] = FIRST_LANE[system] + line.lane
         stacked[lane[j], j] = line.draw == "stack"
-    sums = np.zeros((n, len(FIGURES)))
-    for j, counters in enumerate(FIGURES):
-        sums[[column[name] for name in counters if name in column], j] = 1
-    known = np.logical_and(part.any(axis=0), whole.any(axis=0))
-    return Plan(part, whole, known, lane, stacked, sums)
+    known = np.array([bool(of and over) for of, over in zip(part, whole, strict=True)])
+    sums = [[column[name] for name in counters if name in column] for counters in FIGURES]
+    return Plan(_filled(part, 2 * n + 2), _filled(whole, 2 * n + 2), known, lane, stacked, _filled(sums, n))
+
+
+def _filled(places: list[list[int]], nothing: int) -> np.ndarray:
+    most = max(map(len, places))
+    return np.array([row + [nothing] * (most - len(row)) for row in places], int)
+
+
+class Folded(NamedTuple):
+    """The columns of the last picture, most of which are in the next one too: what was sampled does not change.
+
+    begins, ends int64 [N] in samples since the first ever; values float64 [lines, N].
+    """
+
+    names: tuple[str, ...]
+    begins: np.ndarray
+    ends: np.ndarray
+    values: np.ndarray
+
+
+def _values(gauges: Gauges, made: Plan, rows: np.ndarray) -> np.ndarray:
+    """float64 [lines, len(rows) - 1]: what lies between one of these samples and the next."""
+    first = gauges.total - len(gauges)
+    begins, ends, last = rows[:-1] + first, rows[1:] + first, gauges.folded
+    out, new = np.empty((len(LINES), len(ends))), np.ones(len(ends), bool)
+    if isinstance(last, Folded) and last.names == gauges.names and len(last.ends):
+        at = np.minimum(last.ends.searchsorted(ends), len(last.ends) - 1)
+        new = (last.ends[at] != ends) | (last.begins[at] != begins)
+        out[:, ~new] = last.values[:, at[~new]]
+    out[:, new] = _fold(gauges, made, rows[:-1][new], rows[1:][new])
+    gauges.folded = Folded(gauges.names, begins, ends, out)
+    return out
+
+
+def _fold(gauges: Gauges, made: Plan, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    n = len(gauges.names)
+    table = np.zeros((len(ends), 2 * n + 3))
+    level = table[:, n : 2 * n] = _plain(gauges.values[ends, :n])
+    table[:, :n] = np.maximum(level - _plain(gauges.values[begins, :n]), 0)
+    table[:, 2 * n] = (gauges.t_ns[ends].astype("i8") - gauges.t_ns[begins].astype("i8")) / 1e9
+    table[:, 2 * n + 1] = 1
+    part, whole = table[:, made.part].sum(axis=2).T, table[:, made.whole].sum(axis=2).T
+    out = np.full(part.shape, np.nan)
+    np.divide(part, whole, out=out, where=(whole > 0) & made.known[:, None])
+    return out
+
+
+def _plain(values: np.ndarray) -> np.ndarray:
+    """With 0 for no value."""
+    return np.where(values == values, values, 0.0)
 
 
 class Window:
@@ -83,22 +134,19 @@ class Window:
             ends = np.append(ends, kept - 1)
         rows = np.concatenate([[0], ends]) if len(ends) else np.zeros(0, "i8")
         t, n = gauges.t_ns[rows], len(gauges.names)
-        level = np.nan_to_num(gauges.values[rows, :n])
-        table = np.ones((max(len(rows) - 1, 0), 2 * n + 2))
-        if len(rows):
-            table[:, :n] = np.maximum(np.diff(level, axis=0), 0)
-            table[:, n : 2 * n], table[:, 2 * n] = level[1:], np.diff(t.astype("i8")) / 1e9
         self.begin_ns, self.ends_ns = int(t[0]) if len(t) else 0, t[1:]
         made = plan(gauges.names)
-        newest = gauges.values[-1, :n] if kept else np.full(n, np.nan)
-        sums, some = np.nan_to_num(newest) @ made.sums, ~np.isnan(newest) @ made.sums > 0
-        figures = [round(v, 9) if v % 1 else int(v) for v in sums.tolist()]
-        self._figures = [v if there else None for v, there in zip(figures, some.tolist(), strict=True)]
+        newest = np.full(n + 1, np.nan)
+        if kept:
+            newest[:n] = gauges.values[-1, :n]
+        each = newest[made.sums]
+        there = (each == each).any(axis=1).tolist()
+        figures = [round(v, 9) if v % 1 else int(v) for v in _plain(each).sum(axis=1).tolist()]
+        self._figures = [v if some else None for v, some in zip(figures, there, strict=True)]
         self.on = [bool(v) for v in self._figures[FIRST_FACT[-1] :]]
-        part, whole = (table @ made.part).T, (table @ made.whole).T
-        self.values = np.full(part.shape, np.nan)
-        np.divide(part, whole, out=self.values, where=(whole > 0) & made.known[:, None])
-        plain = np.nan_to_num(self.values)
+        self.values = _values(gauges, made, rows)
+        self._there = self.values == self.values
+        self._plain = plain = np.where(self._there, self.values, 0.0)
         self.tops = (made.stacked @ plain).max(axis=1, initial=0)
         np.maximum.at(self.tops, made.lane, plain.max(axis=1, initial=0))
         self.tops[(FIXED > 0) & (self.tops > 0)] = FIXED[(FIXED > 0) & (self.tops > 0)]
@@ -110,20 +158,18 @@ class Window:
     @property
     def drawn(self) -> list[int]:
         """Lines that have something to draw, counted over all systems."""
-        on = np.array(self.on)[_SYSTEM_OF]
-        some = ~np.isnan(self.values).all(axis=1) if len(self) else np.zeros(len(LINES), bool)
-        return np.flatnonzero(on & some & (self.tops[self._lane] > 0)).tolist()
+        some = self._there.any(axis=1) & (self.tops > 0)[self._lane]
+        return [j for j, there in enumerate(some.tolist()) if there and self.on[_SYSTEM_OF[j]]]
 
     def bytes(self, lines: list[int]) -> np.ndarray:
         """u1 [lines, N]: shares of their lanes' tops in 1/254, 255 where there is no value."""
-        share = self.values[lines] * (FULL / self.tops[self._lane[lines]])[:, None]
-        return np.where(np.isnan(share), NONE, np.rint(np.minimum(share, FULL))).astype("u1")
+        share = self._plain[lines] * (FULL / self.tops[self._lane[lines]])[:, None]
+        return np.where(self._there[lines], np.rint(np.minimum(share, FULL)), NONE).astype("u1")
 
     def facts(self, which: int) -> list[list[float | None]]:
         """Of a system: [value], or [part, whole], of each fact; None where no counter of that name is there."""
-        first, facts = FIRST_FACT[which], SYSTEMS[which].facts
-        at = range(first, first + 2 * len(facts), 2)
-        return [self._figures[i : i + 1 + bool(fact.over)] for i, fact in zip(at, facts, strict=True)]
+        first = FIRST_FACT[which]
+        return [self._figures[first + 2 * i : first + 2 * i + n] for i, n in enumerate(FACTS[which])]
 
 
 def packed(window: Window) -> tuple[dict[str, Any], np.ndarray]:
@@ -135,7 +181,7 @@ def packed(window: Window) -> tuple[dict[str, Any], np.ndarray]:
     for i, (on, first) in enumerate(zip(window.on, FIRST_LANE, strict=False)):
         tops = window.tops[first : FIRST_LANE[i + 1]].tolist()
         facts = window.facts(i) if on else []
-        told.append({"on": on, "tops": [float(f"{top:.6g}") for top in tops], "facts": facts})
+        told.append({"on": on, "tops": [top and float(f"{top:.6g}") for top in tops], "facts": facts})
     rows = window.drawn
     return {"systems": told, "rows": rows}, window.bytes(rows)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +36,13 @@ COLUMN = np.dtype(
     ]
 )
 COLUMNS, LATENCIES, _SEQUENCES = 2048, 8192, 256
+# the same bytes with faults, hits, evictions, guessed and wasted as one array
+_BEFORE = sum(
+    COLUMN[name].itemsize for name in ("t_ns", "sequence", "position", "phase", "rows", "latency_ns", "stages_ns")
+)
+COUNTED = np.dtype([("before", f"V{_BEFORE}"), ("count", "u2", (5,)), ("after", f"V{COLUMN.itemsize - _BEFORE - 10}")])
+_COLUMN = Struct("=QIIBHQ7Q5HQI").pack
+FEW = 64  # rows that are quicker one by one than as arrays
 
 
 class Latency(NamedTuple):
@@ -52,10 +61,13 @@ class Timeline:
     def __init__(self) -> None:
         self._columns = History(COLUMNS, COLUMN)
         self._decode_ns, self._sampled_ns = History(LATENCIES, "u8"), History(LATENCIES, "u8")
+        self._ordered = np.zeros(0, "u8")  # decode_ns in order, as of _latency
         self._start: dict[int, tuple[int, int]] = {}  # sequence: (t_ns, prompt tokens)
         self._first: dict[int, int] = {}  # sequence: t_ns of its first sampled token
         self.finished: dict[int, int] = {}  # sequence: reason
         self._pending_gap = 0
+        self._newest: tuple[int, int] | None = None  # the greatest of _start
+        self._ttft: float | None = None
         self._guesses = np.zeros((0, 2), "u8")  # (t_ns, kind) later than all columns
         self._latency = Latency(0, 0.0, 0.0, 0.0, 0.0)
         self.missing = self.decoded = self.prompt_rows = self.prompt_ns = 0
@@ -71,12 +83,48 @@ class Timeline:
         lost = batch.missing.get("tokens", 0)
         self.missing += lost
         self._pending_gap += lost
-        if len(batch.tokens):
+        firsts = len(self._first)
+        if len(batch.tokens) > FEW:
             self._take_rows(batch.tokens)
+        elif len(batch.tokens):
+            self._take_few(batch.tokens.tolist())
         self._take_guesses(batch.pages)
-        for known in (self._start, self._first, self.finished):
-            for old in sorted(known)[:-_SEQUENCES]:
-                del known[old]
+        if len(batch.sequences) or len(self._first) > firsts:
+            for known in (self._start, self._first, self.finished):
+                for old in sorted(known)[:-_SEQUENCES]:
+                    del known[old]
+            self._newest = max(self._start.values(), default=None)
+            self._ttft = self._first_token_ms()
+
+    def _take_few(self, rows: list[tuple[int, ...]]) -> None:
+        """As _take_rows: a row at a time, in whole numbers of Python."""
+        latencies, sampled, columns = list[int](), list[int](), list[bytes]()
+        for row in rows:
+            t, sequence, position, token, phase, of, latency, attention, router, dispatch, io, experts, head, *told = (
+                row
+            )
+            faults, hits, evictions, read = told
+            self.faults, self.hits, self.evictions = self.faults + faults, self.hits + hits, self.evictions + evictions
+            self.bytes_read, self.last_ns = self.bytes_read + read, max(self.last_ns, t)
+            share = latency
+            if phase == DECODE:
+                latencies.append(latency)
+                share //= max(of, 1)
+            else:
+                self.prompt_rows += 1
+                self.prompt_ns += latency
+            if token >= 0:
+                sampled.append(t)
+                self._first[sequence] = min(t, self._first.get(sequence, t))
+            if phase == DECODE or token >= 0 or faults or hits:
+                known = (experts, attention, router, dispatch, io, head)
+                columns.append(_COLUMN(t, sequence, position, phase, of, latency, *known, max(share - sum(known), 0),
+                                       faults, hits, evictions, 0, 0, read, self._pending_gap))  # fmt: skip
+                self._pending_gap = 0
+        self.decoded += len(latencies)
+        self._decode_ns.append(np.array(latencies, "u8"))
+        self._sampled_ns.append(np.array(sampled, "u8"))
+        self._columns.append(np.frombuffer(b"".join(columns), COLUMN))
 
     def _take_rows(self, rows: np.ndarray) -> None:
         decode = rows["phase"] == DECODE
@@ -91,14 +139,15 @@ class Timeline:
         self._sampled_ns.append(sampled["t_ns"])
         for sequence, t in zip(sampled["sequence"].tolist(), sampled["t_ns"].tolist(), strict=True):
             self._first[sequence] = min(t, self._first.get(sequence, t))
-        shown = np.flatnonzero(decode | (rows["token"] >= 0) | (rows["faults"] + rows["hits"] > 0))
+        shown = np.flatnonzero(decode | (rows["token"] >= 0) | (rows["faults"] > 0) | (rows["hits"] > 0))
         if len(shown):
             self._columns.append(self._make(rows[shown]))
 
     def _take_guesses(self, pages: np.ndarray) -> None:
         """What became of guesses belongs to the first column that ends later; it may come before or after its event."""
-        told = pages[(pages["kind"] == PREFETCH) | (pages["kind"] == WASTE)]
-        if len(told):
+        if len(pages):
+            kinds = pages["kind"]
+            told = pages[(kinds == PREFETCH) | (kinds == WASTE)]
             self._guesses = np.concatenate([self._guesses, np.stack([told["t_ns"], told["kind"]], axis=1)])
         columns = self.columns
         if not len(self._guesses) or not len(columns):
@@ -145,9 +194,9 @@ class Timeline:
 
     def latency(self) -> Latency:
         if self._latency.n != self.decoded:  # a frame asks for it more than once
-            ms = np.sort(self.decode_ms)
-            p50, p95, p99 = percentiles(ms, (50, 95, 99))
-            self._latency = Latency(self.decoded, p50, p95, p99, float(ms[-1]))
+            self._ordered = np.sort(self._decode_ns.rows)
+            p50, p95, p99 = percentiles(self._ordered, (50, 95, 99), 1e6)
+            self._latency = Latency(self.decoded, p50, p95, p99, float(self._ordered[-1]) / 1e6)
         return self._latency
 
     def shares(self) -> dict[str, float]:
@@ -158,13 +207,16 @@ class Timeline:
 
     def histogram(self, bins: int = 48) -> tuple[np.ndarray, float]:
         """(counts int64 [bins] from 0 to the returned end in ms, the longer ones in the last bin)."""
-        ms, known = self.decode_ms, self.latency()
+        known = self.latency()
         end = _nice(min(known.p99 * 1.3, known.p95 * 2.5)) if known.p99 > 0 and known.p95 > 0 else 1.0
-        at = np.minimum((ms * (bins / end)).astype("i8"), bins - 1)
-        return np.bincount(at, minlength=bins), end
+        at = self._ordered.searchsorted(_edges(bins, end))
+        return at[1:] - at[:-1], end
 
     def first_token_ms(self) -> float | None:
         """Time to first token of the newest sequence that has one; None before there is any."""
+        return self._ttft
+
+    def _first_token_ms(self) -> float | None:
         known = [s for s in self._first if s in self._start and self._first[s] >= self._start[s][0]]
         if not known:
             return None
@@ -174,25 +226,25 @@ class Timeline:
     @property
     def prompt_tokens(self) -> int | None:
         """Of the newest sequence."""
-        return max(self._start.values())[1] if self._start else None
+        return self._newest and self._newest[1]
 
     def tokens_per_s(self, seconds: float = 2.0) -> float:
         """Sampled tokens a second over the last `seconds` of the run's own clock, from the newest start on."""
-        t = self._sampled_ns.rows
-        if self._start:
-            t = t[t >= max(self._start.values())[0]]
-        if len(t) < 2:
+        t = self._sampled_ns.rows  # in order, as the clock runs
+        if not len(t):
             return 0.0
-        t = t[t + np.uint64(int(seconds * 1e9)) >= t[-1]]
-        span = int(t[-1] - t[0])
-        return float((t > t[0]).sum() / (span / 1e9)) if span else 0.0
+        last = int(t[-1])
+        since = max(last - int(seconds * 1e9), self._newest[0] if self._newest else 0, 0)
+        t = t[t.searchsorted(np.uint64(since)) :]
+        span = last - int(t[0]) if len(t) else 0
+        return float((len(t) - t.searchsorted(t[0], "right")) / (span / 1e9)) if span > 0 else 0.0
 
     def hit_rate(self, columns: int | None = None) -> float | None:
         """Expert hits over all expert reads, of the whole run or of the last columns; None where there were none."""
         hits, faults = self.hits, self.faults
         if columns is not None:
-            last = self.columns[-columns:]
-            hits, faults = int(last["hits"].sum(dtype="u8")), int(last["faults"].sum(dtype="u8"))
+            last = self.columns[-columns:].view(COUNTED)["count"]
+            faults, hits = last[:, :2].sum(axis=0, dtype="u8").tolist()
         return hits / (hits + faults) if hits + faults else None
 
 
@@ -209,16 +261,25 @@ def stages(rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def percentiles(ordered: np.ndarray, shares: Sequence[float]) -> list[float]:
-    """np.percentile of sorted float64 [n], n > 0, to the last bit. NumPy sorts faster than it makes partitions, and its
+def percentiles(ordered: np.ndarray, shares: Sequence[float], unit: float = 1) -> list[float]:
+    """np.percentile of sorted [n] / unit, n > 0, to the last bit. NumPy sorts faster than it makes partitions, and its
     own percentile spends as much again on checks."""
     out = []
     for share in shares:
         place = share / 100 * (len(ordered) - 1)
         low = int(place)
-        a, b, t = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)]), place - low
+        a, b = float(ordered[low]) / unit, float(ordered[min(low + 1, len(ordered) - 1)]) / unit
+        t = place - low
         out.append(a + (b - a) * t if t < 0.5 else b - (b - a) * (1 - t))
     return out
+
+
+@lru_cache(4)
+def _edges(bins: int, end_ms: float) -> np.ndarray:
+    """u8 [bins + 1], nanoseconds: where each bin begins and the last one ends, which is nowhere."""
+    edges: np.ndarray = np.ceil(np.arange(bins + 1) * (end_ms * 1e6 / bins)).astype("u8")
+    edges[-1] = np.iinfo("u8").max
+    return edges
 
 
 def _nice(value: float) -> float:
