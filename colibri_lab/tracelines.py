@@ -19,7 +19,7 @@ MAX_SLOTS = 1 << 24  # views hold an array of them
 MAX_CHOICES = 64  # that a token was chosen from
 SIZES = {"kv_slots": MAX_SLOTS, "kv_slot_size": 1 << 32}  # facts that views calculate with, and their limits
 SIZES |= dict.fromkeys(("expert_bytes", "expert_cache_bytes", "experts_total_bytes"), 1 << 62)
-SNAPSHOT = {"resident", "pinned", "slots"}
+SNAPSHOT = {"resident", "pinned", "ahead", "slots"}
 BAD = (KeyError, TypeError, ValueError, OverflowError, IndexError)
 
 
@@ -130,7 +130,7 @@ def check_snapshot(value: Any, header: Facts) -> None:
     limits = (MAX_SLOTS, 1 << 32, layers, 1 << 31, 1 << 62)
     if not isinstance(value, dict) or not isinstance(value.get("slots"), list) or not (value.keys() <= SNAPSHOT):
         raise ValueError(f"a snapshot must have {', '.join(sorted(SNAPSHOT))}")
-    for name in ("resident", "pinned") if "resident" in value else ():
+    for name in ("resident", "pinned", *(value.keys() & {"ahead"})) if "resident" in value else ():
         if not isinstance(value[name], list) or not all(type(v) is int and 0 <= v < cells for v in value[name]):
             raise ValueError(f"snapshot: {name} must be numbers below {cells}")
     for row in value["slots"]:

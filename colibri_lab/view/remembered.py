@@ -17,7 +17,8 @@ def remembered(view: RunView, t_ns: int) -> Batch:
     pool, experts = view.slots, view.experts
     used = np.flatnonzero(~pool.free)
     rows = np.stack([used, pool.sequence[used], pool.layer[used], pool.owner[used], pool.fill[used]], axis=1).tolist()
-    memory = {"resident": np.flatnonzero(experts.resident).tolist(), "pinned": np.flatnonzero(experts.pinned).tolist()}
+    states = {"resident": experts.resident, "pinned": experts.pinned, "ahead": experts.ahead & experts.resident}
+    memory = {name: np.flatnonzero(state).tolist() for name, state in states.items()}
     told = [{"slots": rows[at : at + _SLOTS]} for at in range(0, max(len(rows), 1), _SLOTS)]
     told[0] = {**memory, **told[0]}
     when = {key: t for key, _, t in view.notes}

@@ -37,6 +37,7 @@ WINDOW = {
     "scale": 1,
 }
 WINDOW |= {"help": "how many tokens the expert map looks back"}
+MOVES = ("seek", "step", "live")  # what draws the picture itself, before it returns
 State = dict[str, Any]
 Kept = TypeVar("Kept")
 
@@ -150,7 +151,7 @@ class Board(anywidget.AnyWidget):
         """Draws what is new, if anything; True where something was sent. Any thread."""
         with self._lock:
             new, state = self._feed(), self._state()
-            self.tuned = state.pop("tuned", self.tuned)  # sent when it changes, not with each frame
+            self._tell(tuned=state.pop("tuned", self.tuned))
             self._moments = state.pop("moments", self._moments)
             if self._aside is not None and time.monotonic() - self._watched < _WATCHED_S:
                 self._aside()
@@ -159,7 +160,7 @@ class Board(anywidget.AnyWidget):
                 self.view, self._next, self._again = self._next, None, True
             if self._trouble and not state.get("error"):
                 state["error"] = self._trouble
-            same = state == self._said and self._moments is self.moments
+            same = state == self._said and self._moments == self.moments
             if not new and not self._stale and not self._again and same:
                 return False
             # a picture that stands still is saved with all of its text
@@ -176,7 +177,8 @@ class Board(anywidget.AnyWidget):
             frame, last = board_frame(view, state, after)
             old = time.monotonic() - self._prose_at > _PROSE_EVERY_S and last != after
             with self.hold_sync():
-                self.frame, self.moments = frame, self._moments
+                self.frame = frame
+                self._tell(moments=self._moments)
                 for name in self._due(state["state"]):
                     setattr(self, name, block(view, name))
                 if self._stale or rests or old or sequence != self._sent[0] or view.prompt != self._prompt:
@@ -191,7 +193,13 @@ class Board(anywidget.AnyWidget):
         told = detail(self.shown, self._pointed) if self._pointed else {}
         if self._frames is not None and self._held is None and told.get("kind") == "expert":
             told["frames"] = self._frames(told["layer"], told["expert"])
-        self.pointed = told
+        self._tell(pointed=told)
+
+    def _tell(self, **traits: State) -> None:
+        """What is sent when it changes, not with each frame: setting a trait to what it is costs its validation."""
+        for name, value in traits.items():
+            if value != getattr(self, name):
+                setattr(self, name, value)
 
     def _due(self, state: str) -> tuple[str, ...]:
         """The blocks that go with this frame: one after the other while all moves, else all of them."""
@@ -234,7 +242,8 @@ class Board(anywidget.AnyWidget):
                 self._act(content)
         except Exception as error:  # a person looks at the board, not at a log
             self._trouble = f"{type(error).__name__}: {error}"
-        self._again = True
+        if what not in MOVES or self._trouble:
+            self._again = True
 
     def close(self) -> None:
         """Ends the ticker and the widget; idempotent."""

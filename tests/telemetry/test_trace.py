@@ -261,6 +261,7 @@ def gauge(lines, rest):
         (lambda lines: snapshot(lines, resident=[15], pinned=[]), "snapshot: resident must be numbers below 15"),
         (lambda lines: snapshot(lines, resident=[], pinned=[True]), "line 6: snapshot: pinned must be"),
         (lambda lines: snapshot(lines, resident=[]), "line 6: field 'pinned' is missing"),
+        (lambda lines: snapshot(lines, resident=[], pinned=[], ahead=[15]), "snapshot: ahead must be numbers below 15"),
         (lambda lines: snapshot(lines, slots=[[1, 2]]), "line 6: snapshot: a slot must be five whole numbers"),
         (lambda lines: snapshot(lines, slots=[[1 << 24, 1, 0, 0, 0]]), "line 6: snapshot: slot 16777216 has numbers"),
         (lambda lines: snapshot(lines, slots=[[1, 1, 3, 0, 0]]), "line 6: snapshot: slot 1 has numbers"),

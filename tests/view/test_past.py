@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colibri_lab.events import PageKind
 from colibri_lab.streams import Streams
-from colibri_lab.trace import STREAMS
+from colibri_lab.telemetry import replay
+from colibri_lab.trace import STREAMS, save
 from colibri_lab.view.frame import prose_block
 from colibri_lab.view.past import STOPS, Past
 from colibri_lab.view.run import RunView
@@ -132,3 +134,26 @@ def test_beginnings_and_gaps_are_marked_where_they_were():
     for batch in batches:
         live.add(batch)
     assert live.marks == recorded.marks == {"starts": [(0, 1), (70, 2), (130, 3)], "gaps": [(sampled, 5)]}
+
+
+def test_what_was_read_ahead_is_known_where_a_saved_run_begins(tmp_path):
+    engine = FakeEngine(3, 6)
+    past, live, cursor = Past(empty(engine), limit=30_000), empty(engine), engine.telemetry.cursor()
+    events = [(PageKind.PREFETCH, 0, 1), (PageKind.PREFETCH, 2, 5), (PageKind.PREFETCH, 1, 3), (PageKind.EVICT, 1, 3)]
+    events += [(PageKind.FAULT, 1, 0), (PageKind.PIN, 1, 0)]
+    for t, (kind, layer, expert) in enumerate(events):
+        engine.telemetry.page(t, kind, layer, expert, 1, 0, 0)
+    one, beside = np.ones(1, "u4"), (np.zeros((1, 3, 2), "u2"), np.zeros((1, 3, 2), "f2"), np.zeros((1, 3), "i4"))
+    for i in range(600):
+        engine.telemetry.step(100 + i, one, one * i, one, 1, 9, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, *beside)
+        if i == 500:
+            engine.telemetry.page(100 + i, PageKind.PREFETCH, 2, 2, 1, 0, 0)
+        if i % 10 == 9:
+            batch = engine.telemetry.read(cursor)
+            past.add(batch)
+            live.take(batch)
+    assert past.first > 0, "the events of the beginning are no longer kept"
+    again = RunView.of(replay(save(past.events(), tmp_path / "run.trace", past.about)))
+    assert np.argwhere(live.experts.ahead).tolist() == [[0, 1], [2, 2], [2, 5]]
+    for name in ("ahead", "resident", "pinned"):
+        np.testing.assert_array_equal(getattr(again.experts, name), getattr(live.experts, name))

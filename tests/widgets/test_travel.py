@@ -90,6 +90,23 @@ def test_the_run_goes_on_while_the_picture_is_held(lab):
     assert lab.board.moments["starts"] == [(0, 1), (40, 2), (100, 3)]
 
 
+def test_a_move_along_the_time_line_is_one_picture(lab, wire, tmp_path):
+    player = replay(lab.save(tmp_path / "run.trace"), hz=1)
+    player.board._ticker.stop()
+    for moved in (lab, player):
+        for message in (
+            {"do": "seek", "token": 50},
+            {"do": "step", "by": -1},
+            {"do": "seek", "token": 9},
+            {"do": "live"},
+        ):
+            wire.messages.clear()
+            press(moved, **message)
+            assert not moved.board.tick(), "nothing is left to draw"
+            assert sum("frame" in update for update in wire.updates()) == 1
+    player.close()
+
+
 def test_window_and_colours_stay_what_a_person_chose(lab):
     press(lab, do="set", name="window", value=16)
     press(lab, do="set", name="hue", value="sequence")
