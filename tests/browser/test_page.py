@@ -78,7 +78,7 @@ def test_a_recorded_run_as_a_dark_page(page, serve, tmp_path):
 
 
 def test_the_quickstart_under_voila(page, serve):
-    """All of it runs, and what stays on the page is the picture of its last cell."""
+    """All of it runs; then its board is there, and moves when a person starts it."""
     page.goto(
         serve("--VoilaConfiguration.show_tracebacks=True", notebook=TOP / "notebooks" / "00_quickstart.ipynb").url
     )
@@ -86,5 +86,14 @@ def test_the_quickstart_under_voila(page, serve):
     picture.wait_for(timeout=90_000)
     assert "the same text, and at most one read for each expert" in page.locator("body").inner_text()
     assert page.locator("[data-mime-type='application/vnd.jupyter.error'], .jp-RenderedText.jp-mod-error").count() == 0
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=60_000)
+    lab.until(lambda: lab.data(page, "state") == "idle", "the last run is on the board")
+    page.locator(".cl-sliders [data-name=pace]").fill("20")  # tokens a second: it can be watched
+    page.locator(".cl-controls textarea").fill("The young lady")
+    before, updates = lab.pixels(page), int(lab.data(page, "updates"))
+    button(page, "Start").click()
+    lab.until(lambda: "The young lady" in page.locator(".cl-prompt").inner_text(), "another text comes")
+    lab.until(lambda: int(lab.data(page, "updates")) > updates + 3, "picture after picture")
+    lab.until(lambda: lab.pixels(page) != before, "the panels move")
     if folder := os.environ.get("COLIBRI_SHOTS"):
         page.screenshot(path=str(Path(folder) / "page_quickstart.png"), full_page=True)
