@@ -211,7 +211,7 @@ class Lab(Travel, Study, Pictures):
             "max_tokens": self._limit,
             "error": None if error is None else f"{type(error).__name__}: {error}",
             **self._moment(self.view.timeline.last_ns),
-            "tuned": {"values": self.tuner.values(budget), "wrong": self.tuner.wrong},
+            "tuned": self.tuner.told(budget),
             "settings": {
                 "expert_cache_bytes": budget,
                 "pace": self.engine.settings.pace or 0,
@@ -226,7 +226,7 @@ class Lab(Travel, Study, Pictures):
         if what == "start":
             self.generate(str(message["prompt"]), max(1, int(message["max_tokens"])), **self._sampling)
         elif what == "tune":
-            self.tuner.write(str(message["name"]), str(message["value"]))
+            self.tuner.write(str(message["name"]), str(message["value"]), str(message.get("mark", "")))
         elif what == "set" and message["name"] == "pace":
             self.set("pace", float(message["value"]) or None)
         elif what == "set" and message["name"] == "expert_cache_bytes":

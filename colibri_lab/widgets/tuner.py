@@ -9,6 +9,8 @@ from colibri_lab.config import Config
 from colibri_lab.pager.policies import policy_name
 from colibri_lab.view.html import Still, grid, size
 
+HEARD = 16  # marks that are told back: more than pages send between two pictures
+
 
 class Tuner(Still):
     """Shows engine.settings and writes them; `wrong` holds, by key, what the engine said of a value that it refused."""
@@ -20,6 +22,7 @@ class Tuner(Still):
         self._live = [name for name, facts in self._schema.items() if facts["live"]]
         self._told: tuple[tuple[Any, ...], dict[str, str]] = ((), {})
         self.wrong: dict[str, str] = {}
+        self.heard: tuple[str, ...] = ()
 
     def described(self) -> dict[str, Any]:
         """For the board, once: live keys with unit, default, range, options and help; the others with their values."""
@@ -36,13 +39,26 @@ class Tuner(Still):
             self._told = now, told
         return self._told[1]
 
-    def write(self, name: str, text: str) -> None:
-        """Takes over what a person typed or chose; empty or none is no value. Refused values go to `wrong`."""
-        self.wrong = {key: said for key, said in self.wrong.items() if key != name}
+    def write(self, name: str, text: str, mark: str = "") -> None:
+        """Takes over what a person typed or chose; empty or none is no value. Refused values go to `wrong`.
+
+        mark: what a page calls this message by; it is told back in `heard`, so that the page knows which values are
+        older than its own.
+        """
+        said = ""
         try:
             self._write(name, self._parsed(name, text.strip()))
         except (ValueError, RuntimeError, OSError) as error:  # the engine's kinds, closed and without room too
-            self.wrong |= {name: str(error)}
+            said = str(error)
+        others = {key: told for key, told in self.wrong.items() if key != name}
+        self.wrong = others | ({name: said} if said else {})
+        if mark:
+            self.heard = (*self.heard, mark[:16])[-HEARD:]
+
+    def told(self, budget: int | None) -> dict[str, Any]:
+        """For the board, with each picture. `heard` is looked at first: values may only be newer."""
+        heard = self.heard
+        return {"heard": heard, "wrong": self.wrong, "values": self.values(budget)}
 
     def _parsed(self, name: str, text: str) -> Any:
         facts = self._schema.get(name, {})

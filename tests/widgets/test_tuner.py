@@ -36,6 +36,18 @@ def test_every_live_key_has_a_control_and_every_other_is_listed(lab):
     assert items["batch_adapt_interval_ms"]["range"] == "from 1"
 
 
+def test_a_page_is_told_which_of_its_messages_were_heard(lab):
+    for i in range(40):
+        message = {"do": "tune", "name": "prefill_chunk", "value": "4097" if i % 2 else "32", "mark": f"page{i}"}
+        lab.board._handle_custom_msg(message, [])
+        lab.board.tick()
+        told = lab.board.tuned
+        assert told["heard"][-1] == f"page{i}" and len(told["heard"]) <= 16
+        assert list(told["wrong"]) == ["prefill_chunk"][: i % 2] and told["values"]["prefill_chunk"] == "32"
+    tune(lab, "prefill_chunk", "64")
+    assert lab.board.tuned["heard"][-1] == "page39", "who gives no mark is not told of one"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value", "shown"),
     [
