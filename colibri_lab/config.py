@@ -20,7 +20,6 @@ from .errors import ConfigError
 from .refusals import in_words
 from .settings_table import settings_table
 from .sizes import CoreMask, FilePath, Size
-from .yamlfile import read_mapping
 
 ROUTERS = ("softmax", "int8_lut", "bit_level", "two_stage")
 EVICTION = ("lru", "lfu", "lfru", "slru", "least_stale")
@@ -236,6 +235,8 @@ class Config(BaseModel):
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> Config:
         """Settings of a YAML file, then overrides. Relative paths in the file start at the file's folder."""
+        from .yamlfile import read_mapping  # a parser that most starts do without
+
         file = Path(path).expanduser()
         values = read_mapping(file)
         for name in ("model_path", "tokenizer_path", "kv_cache_persistence_path"):

@@ -23,8 +23,9 @@ def configured(config: Path | None, model: Path | None, settings: list[str] | No
     """(the Config that the options describe, what they set beside the file)."""
     from .config import Config
     from .paths import embedded_model
-    from .yamlfile import parse_mapping
 
+    if settings:  # a parser that most starts do without
+        from .yamlfile import parse_mapping
     overrides: dict[str, Any] = {}
     for setting in settings or ():
         name, equals, value = setting.partition("=")

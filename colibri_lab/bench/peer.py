@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri_lab.bench.compiled import environment
 from colibri_lab.bench.harness import Block
 from colibri_lab.bench.shapes import Shape
 
@@ -46,6 +47,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
+                env=environment(),
             )
         except OSError as error:
             self._errors.close()

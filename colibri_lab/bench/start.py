@@ -15,6 +15,7 @@ import numpy as np
 
 from colibri_lab.bench import ours
 from colibri_lab.bench.cold import forget
+from colibri_lab.bench.compiled import environment
 from colibri_lab.bench.footprint import STARTS
 from colibri_lab.bench.harness import Block, interleave, spread
 from colibri_lab.bench.peer import LlamaPeer
@@ -57,6 +58,7 @@ def run(plan: Plan, peer: str = "none", peer_python: str | None = None) -> Resul
         command += [str(plan.threads), *map(str, prompt)]
     sides: dict[str, Callable[[], Block]] = {
         "ours": lambda: _first_output(command, path),
+        "NumPy": lambda: _first_output([sys.executable, "-c", "import numpy\nprint(1)"]),
         "imports": lambda: _first_output([sys.executable, "-c", f"{STARTS['all imports of generate']}\nprint(1)"]),
     }
     if peer != "none":
@@ -74,14 +76,15 @@ def run(plan: Plan, peer: str = "none", peer_python: str | None = None) -> Resul
                        smaller_is_better=True)  # fmt: skip
     if peer == "none":
         result.add("start to first token", seconds["ours"], "s")
-    result.add("of it: interpreter and imports", seconds["imports"], "s")
+    result.add("of it: interpreter and NumPy", seconds["NumPy"], "s")
+    result.add("of it: interpreter and all imports", seconds["imports"], "s")
     for side, found in blocks.items():
         if (apart := spread([b.wall_s for b in found])) > APART:
             result.reasons.append(f"{side}: the rounds differ by {apart:.0%} between their quartiles")
     said = f"{plan.prompt} tokens" if plan.shape else repr(TEXT)
     result.notes.append(
         f"{said} given, {plan.threads} threads; model files dropped from the page cache before each start, programs "
-        f"not; {plan.rounds} rounds in turn"
+        f"not, and their modules are compiled; {plan.rounds} rounds in turn"
     )
     if plan.shape is None and peer != "none":
         result.notes.append(f"{peer}: random weights of the same shape, {plan.prompt} tokens given")
@@ -113,7 +116,7 @@ def _first_output(command: list[str], cold: Path | None = None) -> Block:
         forget(cold)
     begin = perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as child:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment()) as child:
             assert child.stdout is not None
             first = child.stdout.read(1)
             took = perf_counter() - begin
