@@ -20,6 +20,9 @@ def all_command(
     quick: Annotated[bool, typer.Option("--quick", help="small shapes and few rounds: a look, not a figure")] = False,
     peer: Annotated[str, typer.Option(help="none, or llama.cpp beside all that take it")] = "none",
     peer_python: PeerPython = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="folder for the JSON of each; what is there already is not measured again")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="write tables and pictures into this file")] = None,
     json: Json = False,
 ) -> None:
@@ -37,7 +40,9 @@ def all_command(
         raise typer.Exit(suite.WRONG)
     if html is not None:
         file_to_write(html)  # before an hour of work
-    parts = suite.run(names, quick, lambda line: typer.echo(line, err=True), peer, peer_python)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+    parts = suite.run(names, quick, lambda line: typer.echo(line, err=True), peer, peer_python, keep)
     if html is not None:
         write(html, page.page(parts).encode())
     result = suite.together(parts)

@@ -186,6 +186,8 @@ def _report(plan: Plan, rounds: Rounds, result: Result, peer: Peer | None) -> No
     if peer:
         form = "bf16" if peer.name == "transformers" else "Q4_0"
         result.notes.append(f"{peer.name}: {peer.settings}, {form}, the same weights and tokens")
+        if isinstance(plan.shape, Shape) and plan.shape.layers == 1:
+            result.notes.append("one layer: llama.cpp is asked for all logits of a prompt, or it would leave out rows")
     _judge(rounds.memory, looked, rounds.peer_decode if plan.tokens else rounds.peer_prompt, result, one, delay)
 
 

@@ -111,7 +111,7 @@ class Llama:
         self.context = llama_cpp.llama_init_from_model(self.model, settings)
         if not self.context:
             raise OSError(f"llama.cpp has no room for {sequences} sequences of {context} positions")
-        self.memory = llama_cpp.llama_get_memory(self.context)
+        self.memory, self.layers = llama_cpp.llama_get_memory(self.context), llama_cpp.llama_model_n_layer(self.model)
         self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         built = re.findall(r"(\w+) = 1\b", llama_cpp.llama_print_system_info().decode())
         switches = f"repack {_on(repack)}, mmap {_on(mmap)}, threads {threads}"
@@ -139,9 +139,13 @@ class Llama:
         return wall, cpu, run_queue_delay() - delay
 
     def decode(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
-        """The prompt at once, then `tokens` one by one; seconds of each."""
+        """The prompt at once, then `tokens` one by one; seconds of each.
+
+        llama.cpp leaves rows without logits out of the last layer's experts; where that is the only layer, all are
+        wanted, or it would compute the experts of one row.
+        """
         self.c.llama_memory_clear(self.memory, True)
-        first = self.timed(_rows(prompt), False)
+        first = self.timed(_rows(prompt), self.layers == 1)
         return {"prompt": first, "steps": [self.timed(_rows([t], len(prompt) + i)) for i, t in enumerate(tokens)]}
 
     def together(self, prompts: list[list[int]], steps: list[list[int]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ class Result:
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
+        "date": date.today().isoformat(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from colibri_lab.bench.result import NOISY, Result, Row
+from colibri_lab.errors import ConfigError
+from colibri_lab.export import write
 
 PEERED = ("decode", "prefill", "batch", "kv", "load", "budget")  # take --peer
 WRONG = 2  # exit code of a part that could not be measured
@@ -51,18 +54,40 @@ class Part:
 
 
 def run(
-    names: Iterable[str], quick: bool, told: Callable[[str], None], peer: str = "none", python: str | None = None
-) -> list[Part]:
-    """All named benchmarks; told hears of each before it begins and after it has ended."""
+    names: Iterable[str], quick: bool, told: Callable[[str], None], peer: str = "none", python: str | None = None,
+    kept: Path | None = None,
+) -> list[Part]:  # fmt: skip
+    """All named benchmarks; told hears of each before it begins and after it has ended.
+
+    kept: a folder for the JSON of those that ended well, from which a later run of the same arguments takes them.
+    """
     beside = () if peer == "none" else ("--peer", peer, *(("--peer-python", python) if python else ()))
     parts = []
     for name in names:
         arguments = (QUICK.get(name, ()) if quick else ()) + (beside if name in PEERED else ())
+        if (part := _kept(kept, name, arguments)) is not None:
+            told(f"{' '.join((name, *arguments))}: kept in {kept}")
+            parts.append(part)
+            continue
         told(f"{' '.join((name, *arguments))} ...")
         part = measure(name, arguments)
+        if kept is not None and part.form is not None:
+            write(kept / f"{name}.json", json.dumps(asdict(part)).encode())
         told(f"{name}: {part.error or ('noisy' if part.code == NOISY else 'done')}, {part.seconds:.0f} s")
         parts.append(part)
     return parts
+
+
+def _kept(folder: Path | None, name: str, arguments: tuple[str, ...]) -> Part | None:
+    """What an earlier run left of this benchmark, with these arguments. ConfigError for a file that is none of ours."""
+    file = None if folder is None else folder / f"{name}.json"
+    if file is None or not file.exists():
+        return None
+    try:
+        part = Part(**json.loads(file.read_bytes()))
+    except (ValueError, TypeError):
+        raise ConfigError(f"{file} is not what --keep leaves: delete it, or name another folder") from None
+    return replace(part, arguments=arguments) if tuple(part.arguments) == arguments else None
 
 
 def measure(name: str, arguments: tuple[str, ...]) -> Part:

@@ -13,6 +13,7 @@ from colibri_lab.bench import main, suite
 from colibri_lab.bench.all_command import NAMES, app
 from colibri_lab.bench.page import page
 from colibri_lab.bench.suite import Part
+from colibri_lab.errors import ConfigError
 
 ROW = {"what": "speed <1>", "value": 2.0, "unit": "x", "peer": "other", "peer_value": 1.0, "ratio": 2.0,
        "limit": 4.0, "share": 0.5}  # fmt: skip
@@ -51,6 +52,25 @@ def test_children_run_and_are_written(tmp_path: Path, capsys: pytest.CaptureFixt
     form = json.loads(printed.splitlines()[-1])
     assert code in (0, 3) and form["bench"] == "all" and form["rows"][0]["what"].startswith("dispatch: ")
     assert "dispatch --steps 60 --rounds 5 ..." in told and form["rows"][0]["what"][10:] in out.read_text()
+
+
+def test_what_was_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, told = [], list[str]()
+
+    def measure(name: str, arguments: tuple[str, ...]) -> Part:
+        asked.append(name)
+        return BAD if name == "three" else Part(name, arguments, 0, 1.0, FORM)
+
+    monkeypatch.setattr(suite, "measure", measure)
+    first = suite.run(["decode", "three"], False, told.append, kept=tmp_path)
+    again = suite.run(["decode", "three"], False, told.append, kept=tmp_path)
+    assert asked == ["decode", "three", "three"], "what ended well is not measured again"
+    assert again == first and told[-3] == f"decode: kept in {tmp_path}"
+    suite.run(["decode"], True, told.append, kept=tmp_path)
+    assert asked[-1] == "decode" and len(asked) == 4, "other arguments are another run"
+    (tmp_path / "decode.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"decode\.json is not what --keep leaves"):
+        suite.run(["decode"], False, told.append, kept=tmp_path)
 
 
 def test_a_child_that_fails() -> None:
