@@ -198,6 +198,12 @@ class Config(BaseModel):
         unit="bytes",
         ge=0,
     )
+    cuda_graphs: Literal["auto", "on", "off"] = key(
+        "auto",
+        "decode steps as CUDA graphs, which need all experts on the GPU; auto: where that can be, on: or an error that "
+        "says why not",
+        section="placement",
+    )
     gpu_reset_on_exit: bool = key(
         False,
         "at the end free the process's pools and context on the card too, whoever in this process made them; never "

@@ -19,6 +19,8 @@ class PageKind(IntEnum):
     PIN = 3
     UNPIN = 4
     WASTE = 5  # guessed and read, and thrown away before anybody asked for it
+    SENT = 6  # from the host's memory to the GPU's, `pages` of 64 KiB
+    LEFT = 7  # the GPU's memory has it no more
 
 
 class SlotKind(IntEnum):

@@ -47,7 +47,7 @@ class Engine:
         self._board = Board(p.config, limits, p.pager.check)
         sampler = Sampler(weakref.WeakMethod(self.counters), partial(show.warnings, p))
         self._stepper = Stepper(self._board, p.transformer, p.pager, p.ahead, p.kv, p.telemetry, sampler,
-                                Logprobs(p.tokenizer.decode), p.persistence)  # fmt: skip
+                                Logprobs(p.tokenizer.decode), p.choosing, p.persistence)  # fmt: skip
         self._turn = Turn(Shield(p.transformer.pressed), self._stepper.boundary, self._stepper.due)
         self._one_evaluation = threading.Lock()  # there is one spare seat for logits and perplexity
         self._numbers = iter(range(1, 1 << 32))

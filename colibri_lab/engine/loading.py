@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter_ns as clock
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,11 @@ from ..pager.reading import open_transfer
 from ..router.hook import RouterHook
 from ..router.settle import settle_router, settle_weights
 from ..telemetry import NullTelemetry, Telemetry
+from .choosing import Choosing, choosing_for
 from .host import Host
 from .identity import open_persistence
 from .pipeline import Pipeline, Unit
+from .whole import WholeSteps
 
 PIECE = 1 << 20  # bytes of expert pages that a kernel is told of at a time in async mode
 YAML = (".yaml", ".yml", ".json")
@@ -69,6 +72,7 @@ class Parts:
     transformer: Transformer
     telemetry: Any
     max_positions: int
+    choosing: Choosing
 
 
 def settle(source: str | Path | Config, overrides: dict[str, Any]) -> Config:
@@ -131,6 +135,7 @@ def refuse_without_gpu(config: Config, backend: str, places: NDArray[np.int8] | 
     needs = {
         "expert_placement": places is not None and bool((places != ON_CPU).any()),
         "gpu_cache_bytes": config.gpu_cache_bytes is not None,
+        "cuda_graphs": config.cuda_graphs != "auto",
         "gpu_reset_on_exit": config.gpu_reset_on_exit,
     }
     for key, asked in needs.items():
@@ -138,6 +143,11 @@ def refuse_without_gpu(config: Config, backend: str, places: NDArray[np.int8] | 
             raise ConfigError(f"settings: {key}: backend {backend} uses no GPU; leave it out, or set backend: cuda")
     if config.gpu_cache_bytes is not None and places is not None and (places == ON_CPU).all():
         raise ConfigError("settings: gpu_cache_bytes: expert_placement leaves no expert to the GPU; leave it out")
+
+
+def _moved(telemetry: Any, pager: Pager, kind: int, layer: int, expert: int) -> None:
+    """Tell telemetry of an expert that came to the GPU or left it."""
+    telemetry.page(clock(), kind, layer, expert, pager.frames.pages, 0, pager.step)
 
 
 def build(config: Config, positions: int | None = None) -> Parts:
@@ -158,7 +168,8 @@ def build(config: Config, positions: int | None = None) -> Parts:
         rules = placement.rules(config.expert_placement)
         places = placement.resolve(rules, spec.sparse, spec.experts) if rules else None
         sharing = Sharing(config.gpu_cache_bytes, places, threads)
-        backend, why = choose_backend(config.backend, config.precision, threads, sharing, config.gpu_reset_on_exit)
+        backend, why = choose_backend(config.backend, config.precision, threads, sharing, config.gpu_reset_on_exit,
+                                      config.cuda_graphs != "off")  # fmt: skip
         stack.callback(backend.close)
         refuse_without_gpu(config, backend.name, places)
         weights, rounded = settle_weights(file.weights(), config)
@@ -196,6 +207,8 @@ def build(config: Config, positions: int | None = None) -> Parts:
         above = backend.tier if isinstance(backend, CudaBackend) else None
         if above is not None:
             pager.attach(above)
+            if config.telemetry:
+                above.tell = partial(_moved, telemetry, pager)
         router = None if foreign is None else RouterHook(foreign, rows, routing if config.router_audit else None)
         dispatcher = Dispatcher(spec.experts, top_k)
         ahead = Lookahead(pager, partial(make_prefetchers, rows=rows, weights=weights), config.expert_prefetch_pages)
@@ -203,6 +216,9 @@ def build(config: Config, positions: int | None = None) -> Parts:
         seen = backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead if ahead.active else None
         rings = Rings[Unit](config.dispatch_ring_size, config.dispatch_watermark)
         transformer = Pipeline(rings, Split(config.attention == "exact"), *seen) if asynchronous else Transformer(*seen)
+        if isinstance(backend, CudaBackend):
+            transformer.whole = WholeSteps(backend, pager, dispatcher, spec.sparse, router is not None,
+                                           config.cuda_graphs)  # fmt: skip
         stack.pop_all()
     return Parts(
         config,
@@ -225,4 +241,5 @@ def build(config: Config, positions: int | None = None) -> Parts:
         transformer,
         telemetry,
         positions,
+        choosing_for(backend),
     )

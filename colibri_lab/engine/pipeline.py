@@ -51,6 +51,8 @@ class Pipeline(Transformer):
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """See Transformer.forward."""
+        if self.whole is not None and self.whole(self, n, seats):
+            return
         before, waited, (chose, grouped) = dict(self.ns), self.pager.wait_ns, self.rows.spent.tolist()
         groups = self.rings.deal(n, self._split.pays(n))
         self._unit, self._stage, self._since = Unit(-1, 0, n), "embed", clock()

@@ -67,14 +67,28 @@ class Sampler:
     """One request's chooser: its random generator and the tokens that it has seen."""
 
     def __init__(self, sampling: Sampling, seen: Iterable[int]) -> None:
-        self._how = sampling
         self._random = random.Random(whole(sampling.seed))
         self._seen = dict.fromkeys(seen) if sampling.repetition_penalty != 1.0 else None
+        self.how = sampling
         self.plain = sampling.temperature == 0 and self._seen is None  # the backend's argmax is the answer
 
-    def choose(self, logits: NDArray[np.float32]) -> int:
-        """logits [V] (not changed) -> token id."""
-        how = self._how
+    @property
+    def seen(self) -> list[int] | None:
+        """Tokens that are penalised; None where none is."""
+        return None if self._seen is None else list(self._seen)
+
+    def number(self) -> float:
+        """The next random number, from 0 to below 1; 0 where nothing is drawn."""
+        return 0.0 if self.how.temperature == 0 else self._random.random()
+
+    def saw(self, id: int) -> None:
+        """Somebody else chose a token by these rules."""
+        if self._seen is not None:
+            self._seen[id] = None
+
+    def choose(self, logits: NDArray[np.float32], number: float | None = None) -> int:
+        """logits [V] (not changed) -> token id. number: one that `number` gave; None: the next."""
+        how = self.how
         scores = logits.astype(np.float64)
         if self._seen is not None:
             ids = np.fromiter(self._seen, np.int64, len(self._seen))
@@ -83,13 +97,12 @@ class Sampler:
         if how.temperature == 0:
             chosen = int(scores.argmax())
         else:
-            chosen = self._draw(scores)
-        if self._seen is not None:
-            self._seen[chosen] = None
+            chosen = self._draw(scores, self.number() if number is None else number)
+        self.saw(chosen)
         return chosen
 
-    def _draw(self, scores: NDArray[np.float64]) -> int:
-        how, ids = self._how, None
+    def _draw(self, scores: NDArray[np.float64], number: float) -> int:
+        how, ids = self.how, None
         if 0 < how.top_k < len(scores):
             ids = largest(scores, how.top_k)
             scores = scores[ids]
@@ -105,7 +118,7 @@ class Sampler:
             powers = powers[kept]
             ids = kept if ids is None else ids[kept]
         mass = np.cumsum(powers)
-        at = min(int(np.searchsorted(mass, self._random.random() * mass[-1], side="right")), len(mass) - 1)
+        at = min(int(np.searchsorted(mass, number * mass[-1], side="right")), len(mass) - 1)
         return int(at if ids is None else ids[at])
 
 
@@ -119,5 +132,10 @@ def largest(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
 
 def log_probability(logits: NDArray[np.float32], chosen: int, logsumexp: float) -> float:
     """Natural log of a token's probability under the model's own distribution (temperature 1, nothing cut)."""
-    value = float(logits[chosen]) - logsumexp
+    return share(float(logits[chosen]), logsumexp)
+
+
+def share(logit: float, logsumexp: float) -> float:
+    """The same from the token's logit alone."""
+    value = logit - logsumexp
     return min(value, 0.0) if math.isfinite(value) else math.nan

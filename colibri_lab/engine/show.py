@@ -44,6 +44,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "reads": parts.pager.reads,
         "frames": pager.frames.capacity * pager.frames.pages,
         "expert_placement": config.expert_placement,
+        "cuda_graphs": "none: no GPU" if parts.transformer.whole is None else parts.transformer.whole.describe(),
         "gpu_cache_bytes": b.tier.bytes if isinstance(b := parts.backend, CudaBackend) and b.tier else 0,
         "kv_slots": kv.slots.slots,
         "kv_slot_size": kv.slots.size,
@@ -177,7 +178,9 @@ def _router_rows(c: dict[str, int | float]) -> dict[str, str]:
 
 def machine_counts(parts: Any) -> dict[str, dict[str, int]]:
     """Of the host, and of the GPU where one computes."""
-    gpu = parts.backend.counters() if isinstance(parts.backend, CudaBackend) else {}
+    gpu: dict[str, int] = {}
+    if isinstance(parts.backend, CudaBackend):
+        gpu = parts.backend.counters() | parts.transformer.whole.counters() | parts.choosing.counters()
     return {"host": parts.host.counters(), "gpu": gpu}
 
 

@@ -22,9 +22,9 @@ from ..pager.pager import Pager
 from ..pager.policies import policy_name
 from .adapt import BatchSize
 from .batcher import Batcher
+from .choosing import Choosing
 from .logprobs import Logprobs
 from .sampler import Sampler
-from .sampling import log_probability
 from .sequence import SAID, Reason, Request, Token, Work, rows_of
 from .settings import Board
 
@@ -35,9 +35,9 @@ class Stepper:
     """Advances all running requests. Called by one thread at a time; between two calls everything is consistent."""
 
     def __init__(self, board: Board, transformer: Transformer, pager: Pager, ahead: Lookahead, kv: KVCache,
-                 telemetry: Any, sampler: Sampler, logprobs: Logprobs,
+                 telemetry: Any, sampler: Sampler, logprobs: Logprobs, choosing: Choosing,
                  persistence: Persistence | None = None) -> None:  # fmt: skip
-        self._board, self.sampler, self.logprobs = board, sampler, logprobs
+        self._board, self.sampler, self.logprobs, self.choosing = board, sampler, logprobs, choosing
         self.config = board.config  # replaced as a whole at token boundaries
         self.transformer, self.pager, self.ahead, self.kv, self.telemetry = transformer, pager, ahead, kv, telemetry
         self.persistence = persistence
@@ -94,9 +94,7 @@ class Stepper:
         try:
             self.transformer.forward(*self.fill(works))
             head = clock()
-            if outs := self._out_rows(works):
-                self.transformer.head(outs)
-            tokens = self._choose(works)
+            tokens = self.choosing.choose(self.transformer, works, self.config.telemetry_top_logprobs > 0)
         except (NonFiniteLogits, SlotsExhausted) as error:
             self._stop_one(works, error)
             return True
@@ -182,29 +180,6 @@ class Stepper:
         return RequestError(
             f"router logits of layer {layer} are not finite {where}: the weights or this input overflow"
         )
-
-    @staticmethod
-    def _out_rows(works: Sequence[Work]) -> list[int]:
-        outs, row = [], -1
-        for work in works:
-            row += work.count
-            if work.last:
-                outs.append(row)
-        return outs
-
-    def _choose(self, works: Sequence[Work]) -> list[tuple[int, float] | None]:
-        """(id, logprob) of each work that ends in a token, else None."""
-        rows, at = self.transformer.rows, 0
-        chosen: list[tuple[int, float] | None] = []
-        for work in works:
-            if not work.last:
-                chosen.append(None)
-                continue
-            sampler = work.sequence.sampler
-            id = int(rows.argmax[at]) if sampler.plain else sampler.choose(rows.logits[at])
-            chosen.append((id, log_probability(rows.logits[at], id, float(rows.logsumexp[at]))))
-            at += 1
-        return chosen
 
     def _commit(self, works: Sequence[Work], tokens: Sequence[tuple[int, float] | None], begin: int, end: int) -> None:
         row = -1

@@ -47,6 +47,12 @@ class Choice(Protocol):
     def apply(self, layer: int, n: int, at: int = 0) -> None: ...
 
 
+class Whole(Protocol):
+    """A backend that does some steps at one go, seen from here."""
+
+    def __call__(self, t: Transformer, n: int, seats: Sequence[int]) -> bool: ...
+
+
 class Ahead(Protocol):
     """The prefetcher, seen from here."""
 
@@ -72,6 +78,7 @@ class Transformer:
         self.gate: NDArray[np.float32] = np.zeros(shape, np.float32)  # [L, R, k] their weights
         self._views: dict[tuple[int, int], Views] = {}
         self.attention_ns = self.router_ns = self.dispatch_ns = self.io_ns = self.experts_ns = 0
+        self.whole: Whole | None = None  # asked before each step whether it does it
         self.pressed: list[object] = []  # interrupts that wait for a safe place; see engine.interrupt
 
     def follow(self, ahead: Ahead | None) -> None:
@@ -82,6 +89,8 @@ class Transformer:
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """Rows [0, n) through all layers; rows.token, .position, .seat are set, rows of a seat in order of position."""
+        if self.whole is not None and self.whole(self, n, seats):
+            return
         backend, pager, kv = self.backend, self.pager, self.kv
         experts, weights, route, gate = self._views.get((0, n)) or self._view(n)
         attention = router = ffn = compute = 0

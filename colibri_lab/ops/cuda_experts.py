@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import checks
+from .cuda_router import Choice
 from .frames import DeviceFrames, Places
 from .host_experts import HostExperts
 from .launch import Kernels
@@ -36,6 +37,12 @@ class Picks:
     weight: np.ndarray[Any, Any]  # float32 [P], in the order of `order`
     begin: I32  # [R + 1]
     order: I32  # [P] picks, row by row
+
+
+def most_jobs(rows: int, k: int, experts: int) -> int:
+    """Of the picks of so many rows, whatever they choose: a job for each that is alone, else one for BATCHES[-1]."""
+    picks, batch = rows * k, batch_for([rows])
+    return picks if batch == 1 else (picks + (batch - 1) * min(experts, picks)) // batch
 
 
 @dataclass(frozen=True)
@@ -89,8 +96,6 @@ class Experts:
             self.host = HostExperts(w, pages, most, precision, sharing.threads)
         if (places != ON_CPU).any():  # last, since it takes what the card has left
             self.frames = DeviceFrames(d, pages, w.expert[2].pages, w.top_k, sharing.cache_bytes, places)
-            gate, up, down = (Paged(m, self.frames.frames, self.frames.table, w.expert[2].pages) for m in w.expert)
-            self._paged: Three = gate, up, down
 
     def plan(self, layer: int, rows: Rows, some: slice, first: int, last: int) -> Picks | None:
         """Who computes what in this wave. IndexError before anything has changed."""
@@ -144,7 +149,23 @@ class Experts:
         keys = [layer * self._w.experts + e for e in part]
         jobs = self._put(self._jobs, job_list(keys, counts, batch))
         on_rows = Jobs(jobs, self._rows[at : at + count], batch)
-        self._network(self._paged, x, n, on_rows, Jobs(jobs, self._each, batch), count, self._y[at : at + count])
+        self._network(self._paged(), x, n, on_rows, Jobs(jobs, self._each, batch), count, self._y[at : at + count])
+
+    def run_chosen(self, layer: int, x: Any, chosen: Choice, n: int, live: Any) -> None:
+        """The sum of a layer's experts of x [n, H], which the device alone knows: all must be on it (`whole`). live
+        int32 [1]: rows that count. Nothing is read from or written to the host."""
+        k, experts, total = self._w.top_k, self._w.experts, self._sum[:n]
+        batch, picks = batch_for([n]), n * k
+        jobs = self._jobs[: most_jobs(n, k, experts)]
+        self._kernels("plan_picks", (1, 1, 1), 256, chosen.experts, chosen.weights, live, jobs, self._rows, self._order,
+                      self._weight, self._begin, n, k, experts, layer, batch, len(jobs), shared=8 * picks)  # fmt: skip
+        self._elementwise("clear", total.size, total)
+        self._network(self._paged(), x, n, Jobs(jobs, self._rows, batch), Jobs(jobs, self._each, batch), picks, self._y)
+        self._add(self._begin, self._order, self._weight, total, n)
+
+    def clear(self, n: int) -> None:
+        """Begin the sum of n rows of a layer without experts of its own."""
+        self._elementwise("clear", self._sum[:n].size, self._sum[:n])
 
     def finish(self, layer: int, x: Any, residual: Any, some: slice) -> None:
         """Add the dense network or the shared expert to the sum, and the sum to the residual stream."""
@@ -160,6 +181,12 @@ class Experts:
             return self._ones
         self._kernels("shared_weight", (n, 1, 1), 32, self._shared_gates[layer], x, self._shared_weight, self._w.hidden)
         return self._shared_weight
+
+    def _paged(self) -> Three:
+        assert self.frames is not None
+        frames, table, pages = self.frames.frames, self.frames.table, self._w.expert[2].pages
+        gate, up, down = (Paged(m, frames, table, pages) for m in self._w.expert)
+        return gate, up, down
 
     def _network(self, m: Three, x: Any, n: int, on_rows: Jobs, on_picks: Jobs, picks: int, y: Any) -> None:
         """y [picks, H] = down(silu(gate x) * up x)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,18 @@ from .layout import ceil_div
 from .products import upload
 from .routing import COUNTS, HIDDEN_BITS, Routing, gate_codes, sigmoid_table, threshold_guess
 from .types import ModelWeights, Rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a layer's router leaves on the device: experts int32 and weights float32 [n, k], best first; counts int32
+    [n, len(COUNTS)]; span float32 [n, 2], smallest and largest finite logit; status int32 [n], see common.cuh."""
+
+    experts: Any
+    weights: Any
+    counts: Any
+    span: Any
+    status: Any
 
 
 class RouterLaunches:
@@ -37,14 +50,18 @@ class RouterLaunches:
             self._bounds, self._hopeless = d.empty((r, 2, e), np.float32), d.empty((r,), np.int32)
             self._wanted = d.empty((r, e), np.uint8)
 
-    def choose(self, layer: int, x: Any, n: int, status: Any) -> None:
-        """Logits, experts and weights of x [n, H]; status [n] says where they are not finite."""
+    def room(self, status: Any) -> Choice:
+        """Where `choose` leaves what `read` reads."""
+        return Choice(self._experts, self._weights, self._counts, self._span, status)
+
+    def choose(self, layer: int, x: Any, n: int, to: Choice) -> None:
+        """Logits, experts and weights of x [n, H]; the status says where they are not finite."""
         w, kind = self._w, self.routing.kind
         if kind == "two_stage":
-            self._stage(layer, x, n)
+            self._stage(layer, x, n, to)
         else:
             self._score(layer, x, n, self._all, self._logits)
-        row = (self._logits, self._experts, self._weights, self._counts, self._span, status)
+        row = (self._logits, to.experts, to.weights, to.counts, to.span, to.status)
         sizes = (w.experts, w.top_k, int(w.normalise_top_k))
         if kind == "int8_lut":
             self._choice("route_int8_lut", n, 1, *row, *sizes, self.routing.bits)
@@ -57,7 +74,7 @@ class RouterLaunches:
             if kind == "two_stage":
                 exact = self._exact
                 self._score(layer, x, n, self._all, exact)
-            self._choice("audit_choice", n, 1, exact, self._experts, self._right, self._counts, *sizes[:2])
+            self._choice("audit_choice", n, 1, exact, to.experts, self._right, to.counts, *sizes[:2])
 
     def read(self, layer: int, rows: Rows, some: slice) -> None:
         """What `choose` found, into the host's rows and the layer's counters."""
@@ -65,7 +82,10 @@ class RouterLaunches:
         for target, source in ((rows.router_logits, self._logits), (rows.experts, self._experts),
                                (rows.weights, self._weights)):  # fmt: skip
             target[some] = device.read(source[:n])
-        counts, span = device.read(self._counts[:n]), device.read(self._span[:n])
+        self.add(layer, device.read(self._counts[:n]), device.read(self._span[:n]))
+
+    def add(self, layer: int, counts: np.ndarray[Any, Any], span: np.ndarray[Any, Any]) -> None:
+        """Count some rows of a layer; counts and span as in Choice."""
         self.routing.add(layer, float(span[:, 0].min()), float(span[:, 1].max()),
                          **dict(zip(COUNTS, counts.sum(axis=0).tolist(), strict=True)))  # fmt: skip
 
@@ -82,15 +102,15 @@ class RouterLaunches:
         """int32 [n, k] on the host, of the last call of `guess`."""
         return self._kernels.device.read(self._guess[:n])
 
-    def _stage(self, layer: int, x: Any, n: int) -> None:
+    def _stage(self, layer: int, x: Any, n: int, to: Choice) -> None:
         """Logits of the candidates alone, -inf for the others, where the certificate holds."""
         w, (codes, facts, width) = self._w, self._codes[layer]
         bits = min(self.routing.bits, HIDDEN_BITS)
-        self._kernels.device.write(self._hopeless[:n], np.zeros(n, np.int32))
-        self._kernels("row_codes", (n, 1, 1), 32, x, self._row_codes, self._row_facts, w.hidden, width, bits)
+        self._kernels("row_codes", (n, 1, 1), 32, x, self._row_codes, self._row_facts, self._hopeless, w.hidden, width,
+                      bits)  # fmt: skip
         self._kernels("code_bounds", (ceil_div(w.experts, 4), n, 1), 128, codes, facts, self._row_codes,
                       self._row_facts, self._bounds, self._hopeless, w.experts, w.hidden, width)  # fmt: skip
-        self._choice("choose_candidates", n, 1, self._bounds, self._hopeless, self._wanted, self._right, self._counts,
+        self._choice("choose_candidates", n, 1, self._bounds, self._hopeless, self._wanted, self._right, to.counts,
                      w.experts, w.top_k, int(w.normalise_top_k))  # fmt: skip
         self._score(layer, x, n, self._wanted, self._logits)
 

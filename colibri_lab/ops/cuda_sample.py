@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .launch import Kernels
-from .types import I32
+from .types import F32, I32
 
 MOST_VOCAB = 1 << 19  # that many probabilities of 44 bits add up in 63
 THREADS = 512
@@ -39,6 +39,14 @@ class Draw:
         return self.temperature, self.top_p, floor, self.repetition_penalty, self.random
 
 
+class Chosen(NamedTuple):
+    """Of each row: its token int32, whether that is the host's choice too, and the token's logit float32."""
+
+    token: I32
+    sure: NDArray[np.bool_]
+    value: F32
+
+
 class Chooser:
     """Room for `rows` choices a step out of `vocab` tokens, and for what the requests of `seats` have seen. ValueError
     for a vocabulary that the kernel's sums have no room for."""
@@ -50,6 +58,8 @@ class Chooser:
         self._seen = d.empty((seats, vocab), np.uint8)
         self._how, self._work = d.empty((rows, 5), np.float64), d.empty((rows, 2, vocab), np.int64)
         self._top_k, self._seat, self._token, self._sure = (d.empty((rows,), np.int32) for _ in range(4))
+        self._value = d.empty((rows,), np.float32)
+        self._most = rows
 
     def begin(self, seat: int, seen: Iterable[int]) -> None:
         """A request takes a seat: tokens that it has seen so far."""
@@ -57,16 +67,22 @@ class Chooser:
         marks[list(seen)] = 1
         self._kernels.device.write(self._seen[seat], marks)
 
-    def choose(self, logits: Any, seats: list[int], draws: list[Draw]) -> tuple[I32, NDArray[np.bool_]]:
-        """(token, is it the host's choice) for each row of logits [n, V] on the device. IndexError for a seat."""
-        device, n = self._kernels.device, len(draws)
+    def choose(self, logits: Any, seats: list[int], draws: list[Draw]) -> Chosen:
+        """One of each row of logits [n, V] on the device, at most `rows` in a launch. IndexError for a seat."""
         if not all(0 <= seat < len(self._seen) for seat in seats):
             raise IndexError(f"seats {seats}, there are {len(self._seen)}")
-        if not n:
-            return np.zeros(0, np.int32), np.zeros(0, bool)
+        parts = [self._some(logits[at : at + self._most], seats[at : at + self._most], draws[at : at + self._most])
+                 for at in range(0, len(draws), self._most)]  # fmt: skip
+        if not parts:
+            return Chosen(np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32))
+        return Chosen(*(np.concatenate(same) for same in zip(*parts, strict=True)))
+
+    def _some(self, logits: Any, seats: list[int], draws: list[Draw]) -> Chosen:
+        device, n = self._kernels.device, len(draws)
         for target, values in ((self._how, [d.numbers for d in draws]), (self._top_k, [d.top_k for d in draws]),
                                (self._seat, seats)):  # fmt: skip
             device.write(target[:n], np.array(values, target.dtype))
         self._kernels("sample", (n, 1, 1), THREADS, logits, self._seen, self._how, self._top_k, self._seat, self._work,
-                      self._token, self._sure, self._vocab, shared=8 * (THREADS + 1))  # fmt: skip
-        return device.read(self._token[:n]), device.read(self._sure[:n]) == 1
+                      self._token, self._sure, self._value, self._vocab, shared=8 * (THREADS + 1))  # fmt: skip
+        token, sure, value = (device.read(a[:n]) for a in (self._token, self._sure, self._value))
+        return Chosen(token, sure == 1, value)

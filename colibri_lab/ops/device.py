@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ class Device:
         self.driver, self.name, self.reset = driver, driver.name, reset
         self._arrays: list[Any] = []
         self._locked: list[Host] = []
+        self._graphs: dict[int, Any] = {}  # nobody else holds them, so that they go before what they name
+        self._numbers = count()
         self._streams: tuple[Any, Any] | None = None  # kernels, transfers
         self.device_bytes = self.locked_bytes = self.sent_bytes = self.read_bytes = self.sends = self.send_waits = 0
 
@@ -52,6 +55,30 @@ class Device:
             shared: int) -> None:  # fmt: skip
         """Launch one kernel of a file; the arguments are checked already."""
         self.driver.launch(file, name, grid, threads, arguments, shared, self._kernels)
+
+    def captured(self, work: Callable[[], None]) -> int:
+        """The number of a graph of the launches that `work` makes; none of them is done. See Driver.capture for what it
+        may do."""
+        stream = self._kernels
+        self.driver.capture(stream)
+        try:
+            work()
+        except BaseException:
+            with suppress(Exception):  # what went wrong first is what is told
+                self.driver.captured(stream)
+            raise
+        number = next(self._numbers)
+        self._graphs[number] = self.driver.captured(stream)
+        return number
+
+    def replay(self, number: int) -> None:
+        """What was captured, in order with the kernels."""
+        self.driver.replay(self._graphs[number], self._kernels)
+
+    def drop(self, number: int) -> None:
+        """Let go of a graph, when all work on it has ended."""
+        self.driver.synchronise(self._kernels)
+        del self._graphs[number]
 
     def lock(self, host: Host) -> None:
         """Keep host memory in place until `unlock` or the end, so that `send` reads it directly. CannotLock."""
@@ -101,16 +128,17 @@ class Device:
         return {name: getattr(self, name) for name in COUNTERS}
 
     def release(self) -> None:
-        """Give all memory and streams back; idempotent. Work ends first, then host memory is let go, then device
-        memory, newest first, then the streams. An error on the way does not keep what comes after it."""
-        arrays, locked, streams = self._arrays, self._locked, self._streams or ()
-        self._arrays, self._locked, self._streams = [], [], None
+        """Give all memory and streams back; idempotent. Work ends first, then graphs go and host memory is let go,
+        then device memory, newest first, then the streams. An error on the way does not keep what comes after it."""
+        arrays, locked, streams, graphs = self._arrays, self._locked, self._streams or (), self._graphs
+        self._arrays, self._locked, self._streams, self._graphs = [], [], None, {}
         self.device_bytes = self.locked_bytes = 0
         with ExitStack() as last_first:
             for array in arrays:
                 last_first.callback(self.driver.free, array)
             for host in locked:
                 last_first.callback(self.driver.unlock, host)
+            last_first.callback(graphs.clear)
             for stream in streams:
                 last_first.callback(self.driver.synchronise, stream)
 

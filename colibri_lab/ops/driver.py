@@ -95,5 +95,18 @@ class Driver(Protocol):
                shared: int, stream: Any) -> None:  # fmt: skip
         """One kernel of kernels/cuda/`file`.cu; arguments are checked already."""
 
+    def capture(self, stream: Any) -> None:
+        """From now on what the stream is given is not done but noted, until `captured`. Only launches may come, of
+        kernels that have been launched before: nothing is taken, freed, copied or waited for."""
+
+    def captured(self, stream: Any) -> Any:
+        """A graph of the launches since `capture`, with the arguments that they had: arrays by their place."""
+
+    def replay(self, graph: Any, stream: Any) -> None:
+        """All launches of a graph, in order."""
+
+    def address(self, array: Any) -> int:
+        """Where an array begins."""
+
     def close(self, reset: bool) -> None:
         """Let go of compiled kernels. reset: of the process's pools and context on the card too; never of the card."""

@@ -99,6 +99,18 @@ class CupyDriver:
         with stream:
             function(grid, (threads, 1, 1), tuple(arguments), shared_mem=shared)
 
+    def capture(self, stream: Any) -> None:
+        stream.begin_capture()
+
+    def captured(self, stream: Any) -> Any:
+        return stream.end_capture()
+
+    def replay(self, graph: Any, stream: Any) -> None:
+        graph.launch(stream)
+
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
     def compile(self, file: str) -> None:
         """All instances of a file, now. Whatever CuPy raises where NVRTC is missing or refuses the text."""
         module = self._cupy.RawModule(code=bundle(file), options=OPTIONS, name_expressions=KERNELS[file])

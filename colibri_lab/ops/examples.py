@@ -114,8 +114,9 @@ def likeliest(rows: int = 2, vocab: int = 500, threads: int = 64) -> Example:
     logits = np.random.default_rng(4).standard_normal((rows, vocab)).astype(np.float32)
     logits[:, vocab // 3] = logits[:, vocab // 2] = 5
     sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)).astype(np.float32)
-    want = {"argmax": logits.argmax(axis=1).astype(np.int32), "logsumexp": sums}
-    return Example("finish_logits", (rows, 1, 1), threads, (logits, None, None, vocab), want, 1e-6, 4 * threads // 32)
+    want = {"argmax": logits.argmax(axis=1).astype(np.int32), "largest": logits.max(axis=1), "logsumexp": sums}
+    given = (logits, None, None, None, vocab)
+    return Example("finish_logits", (rows, 1, 1), threads, given, want, 1e-6, 4 * threads // 32)
 
 
 def product(rows: int = 48, cols: int = 320, group: int = 32) -> Example:

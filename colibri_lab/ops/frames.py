@@ -6,7 +6,7 @@ else does, so the transfers of one layer and what is sent ahead run while other 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns as clock
 from time import sleep
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
+from ..events import PageKind
 from .device import Device
 from .layout import PAGE
 from .tier import Tier
@@ -39,7 +40,7 @@ class DeviceFrames:
         self._device, self._pages, self._per_expert, self._places = device, pages, per_expert, places
         rows, self.experts = pages.table.shape[0] * pages.table.shape[1], pages.table.shape[1]
         self._run_bytes, most = per_expert * PAGE, int((places != ON_CPU).sum())
-        self.least = min(top_k, most)
+        self.least, self.most = min(top_k, most), most  # experts that must fit, and that may come
         if budget is None:
             left = device.driver.facts().free - rows * per_expert * 4 - LEFT
             budget = max(self.least * self._run_bytes, left)
@@ -50,7 +51,8 @@ class DeviceFrames:
                 f"so the least is {self.least * self._run_bytes / MIB:.4g} MiB"
             )
         spare = min(max(top_k, capacity // 16), capacity - self.least) if capacity < most else 0
-        self.tier = Tier(capacity, spare)
+        self.tell: Callable[[int, int, int], None] | None = None  # (PageKind, layer, expert) of who comes and goes
+        self.tier = Tier(capacity, spare, self._leaves)
         self.frames = device.empty((capacity * self._run_bytes,), np.uint8)
         self.table = device.empty((rows, per_expert), np.int32)
         self._numbers = np.arange(capacity * per_expert, dtype=np.int32).reshape(capacity, per_expert)
@@ -122,6 +124,26 @@ class DeviceFrames:
             self._used[self.tier.held[key]] = self._looked[key] = event
             self._last[key] = self._step
 
+    def absent(self) -> list[tuple[int, int]]:
+        """(layer, expert) of those that may come and are not here."""
+        if len(self.tier.held) == self.most:
+            return []
+        here = np.zeros(self._places.size, bool)
+        here[list(self.tier.held)] = True
+        away = (~here.reshape(self._places.shape)) & (self._places != ON_CPU)
+        return [(int(layer), int(e)) for layer, e in np.argwhere(away)]
+
+    def arrived(self) -> None:
+        """Kernels launched from now on begin after all transfers so far."""
+        for key in list(self._coming):
+            self._device.after_sent(self._coming.pop(key))
+
+    def touched(self, layer: int, experts: Sequence[int]) -> None:
+        """A whole step used these, which are here and stay: there is room for all."""
+        for key in (layer * self.experts + e for e in experts):
+            self.tier.find(key, ())
+            self._last[key] = self._step
+
     def lacking(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
         """Those that are not held on the device. The others stay until this layer's wave has computed: it begins with
         what is here (`parts`), and guesses take nobody's place."""
@@ -136,6 +158,11 @@ class DeviceFrames:
         run = self.tier.guess(key)
         if run is not None:
             self._send(key, run, host.copy())
+
+    @property
+    def keys(self) -> list[int]:
+        """layer * experts + expert of those that are here."""
+        return [*self.tier.held, *self.tier.guessed]
 
     def pin(self, key: int, pinned: bool) -> None:
         """See Tier.pin."""
@@ -181,11 +208,17 @@ class DeviceFrames:
 
     def _send(self, key: int, run: int, host: I32) -> None:
         """An expert to a run that was made ready for it; it is not there if that fails."""
+        if self.tell is not None:
+            self.tell(PageKind.SENT, *divmod(key, self.experts))
         try:
             self._transfer(key, run, host)
         except BaseException:
             self.tier.forget(key)
             raise
+
+    def _leaves(self, key: int) -> None:
+        if self.tell is not None:
+            self.tell(PageKind.LEFT, *divmod(key, self.experts))
 
     def _transfer(self, key: int, run: int, host: I32) -> None:
         """All pages of an expert, neighbours on the host in one transfer, and its row of the table."""

@@ -33,6 +33,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "attention": (*(f"attention<{t}, {n}>" for t in NUMBERS for n in LANE_DIMS), "attention_merge", "collect_sight"),
     "router": ("router_logits", "route_softmax", "route_int8_lut", "route_bit_level", "audit_choice"),
     "two_stage": ("row_codes", "code_bounds", "choose_candidates"),
+    "plan_picks": ("plan_picks",),
     "expert_ffn": ("swiglu", "add_picks", "add_sum", "clear", "shared_weight"),
     "head": ("finish_logits",),
     "sample": ("sample",),

@@ -13,7 +13,7 @@ import numpy as np
 from .device import Device
 from .launch import BATCHES, FORMATS, Kernels
 from .layout import DTYPES, PAGE, ROWS, MatrixLayout, ceil_div
-from .types import Matrix
+from .types import Matrix, ModelWeights
 
 UNIT = 32  # inputs of an fp16 or fp32 matrix that a lane takes at a time
 SHARES = 32  # groups that a block takes at a time, as in matmul.cu
@@ -118,6 +118,27 @@ class Activations:
             self._kernels(f"matmul_exact<{m.format}, {jobs.batch}>", grid, 128, *where, x, y, m.layout.rows,
                           m.layout.cols, *tiles, shared=shared)  # fmt: skip
 
+    def multiply(self, x: Any, m: Paged, n: int, jobs: Jobs, y: Any) -> None:
+        """y [n, N] of x [n, K] times a resident matrix."""
+        self.prepare(x, n, m)
+        self.product(x, m, jobs, y)
+
+
+class Vectors:
+    """Norms and biases on the device, found by the host's own."""
+
+    def __init__(self, device: Device, w: ModelWeights) -> None:
+        parts = [(m.input_norm, m.post_norm, m.attention.qkv_bias, m.attention.o_bias, m.attention.q_norm,
+                  m.attention.k_norm) for m in w.layers]  # fmt: skip
+        there = [w.final_norm, *(v for part in parts for v in part if v is not None)]
+        widest = max(w.hidden, *(m.attention.qkv.layout.rows for m in w.layers))
+        self._zeros = upload(device, np.zeros(widest, np.float32))
+        self._made = {id(v): upload(device, v) for v in there}
+
+    def __call__(self, host: Any) -> Any:
+        """The device's; zeros for none."""
+        return self._zeros if host is None else self._made[id(host)]
+
 
 class Residents:
     """The model's own matrices on the device, each in whole pages; and jobs of one run for up to `capacity` rows."""
@@ -127,6 +148,7 @@ class Residents:
         self._made: dict[int, Paged] = {}
         self._room = device.empty((max(1, ceil_div(capacity, BATCHES[-1])), 4), np.int32)
         self._jobs: tuple[int, Jobs] | None = None  # of the last number of rows
+        self._kept: dict[int, Jobs] = {}
         self.rows = upload(device, np.arange(capacity, dtype=np.int32))
 
     def matrix(self, m: Matrix) -> Paged:
@@ -139,8 +161,15 @@ class Residents:
             self._made[id(m)] = Paged(m.layout, upload(self._device, frames), table, pages)
         return self._made[id(m)]
 
+    def keep(self, n: int) -> None:
+        """From now on `jobs` of so many inputs have a place of their own, which a graph may hold."""
+        batch = batch_for([n])
+        self._kept[n] = Jobs(upload(self._device, job_list([0], [n], batch)), self.rows, batch)
+
     def jobs(self, n: int) -> Jobs:
         """Inputs 0 to n of a resident matrix."""
+        if n in self._kept:
+            return self._kept[n]
         if self._jobs is None or self._jobs[0] != n:
             batch = batch_for([n])
             jobs = job_list([0], [n], batch)

@@ -21,10 +21,12 @@ class NoGpu(KernelError):
 
 
 def choose_backend(name: str = "auto", precision: str = "fast", threads: int | None = None,
-                   sharing: Sharing | None = None, reset: bool = False) -> tuple[Backend, str]:  # fmt: skip
+                   sharing: Sharing | None = None, reset: bool = False,
+                   graphs: bool = True) -> tuple[Backend, str]:  # fmt: skip
     """(backend, one line saying why it and not another). threads None: all processors this process may use.
 
-    sharing: of experts between device and processor; reset: see Driver.close; other backends use neither. ValueError
+    sharing: of experts between device and processor; reset: see Driver.close; graphs: whether decode steps may be
+    captured; other backends use none of them. ValueError
     for an unknown name; NoGpu when "cuda" is asked for and there is none to use; KernelError when "cpu" is asked for
     and cannot be compiled, or "sim" cannot run here. "sim" is for tests: the CUDA kernels, thread by thread on the CPU,
     very slow.
@@ -35,7 +37,7 @@ def choose_backend(name: str = "auto", precision: str = "fast", threads: int | N
         return ReferenceBackend(precision), "asked for by name"
     if name == "sim":
         why = "asked for by name; CUDA kernels simulated on the CPU, for tests"
-        return CudaBackend(SimDevice(), precision, sharing), why
+        return CudaBackend(SimDevice(), precision, sharing, graphs), why
     lacking = gpu.trouble() if name in ("auto", "cuda") else None
     if name == "cuda" and lacking is not None:
         raise NoGpu(f"backend: cuda: {lacking.says}; {lacking.do}")
@@ -43,7 +45,7 @@ def choose_backend(name: str = "auto", precision: str = "fast", threads: int | N
     if name != "cpu" and lacking is None:
         driver = CupyDriver()
         why = "asked for by name" if name == "cuda" else "there is a GPU"
-        return CudaBackend(Device(driver, reset), precision, sharing), f"{why}; {gpu.in_words(driver.facts())}"
+        return CudaBackend(Device(driver, reset), precision, sharing, graphs), f"{why}; {gpu.in_words(driver.facts())}"
     try:
         cpu = CpuBackend(precision, threads)
     except KernelError as error:

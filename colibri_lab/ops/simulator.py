@@ -33,6 +33,9 @@ SANITIZERS = {
 }
 ORDERS = {"forward": 0, "backward": 1, "random": 2}
 
+# A launch, as `launch` takes it but for its stream.
+Noted = tuple[str, str, tuple[int, int, int], int, list[Any], int]
+
 one_at_a_time = threading.RLock()  # a compiled file has one machine
 _libc = c.CDLL(None)
 
@@ -45,7 +48,8 @@ class SimDriver:
     """See driver.Driver. order: of threads and blocks (ORDERS); seed: of the random one; sanitizer: one of SANITIZERS.
 
     texts: of kernel files (launch.bundle with the side hostsim) in the place of those that are there. Everything is
-    done when a call returns, so streams and events are only names. KernelError on anything but x86-64.
+    done when a call returns, so streams and events are only names; a graph is a list of launches. KernelError on
+    anything but x86-64.
     """
 
     name = "sim"
@@ -59,38 +63,76 @@ class SimDriver:
         self.order, self.seed, self._texts = ORDERS[order], seed, dict(texts or {})
         self._flags: tuple[str, ...] = SANITIZERS[sanitizer] if sanitizer else ()
         self._libraries: dict[str, c.CDLL] = {}
+        self._noted: list[Noted] | None = None  # launches of a capture
+        self._ran: set[str] = set()
 
     def facts(self) -> Facts:
         return Facts("simulator", free_memory(), free_memory(), (0, 0), 0, 0)
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Host:
+        self._not_captured("memory is taken")
         return fenced(shape, dtype)
 
-    def free(self, array: Host) -> None: ...
+    def free(self, array: Host) -> None:
+        self._not_captured("memory is freed")
 
-    def lock(self, host: Host) -> None: ...
+    def lock(self, host: Host) -> None:
+        self._not_captured("memory is locked")
 
-    def unlock(self, host: Host) -> None: ...
+    def unlock(self, host: Host) -> None:
+        self._not_captured("memory is unlocked")
 
     def stream(self) -> Any: ...
 
-    def record(self, stream: Any) -> Any: ...
+    def record(self, stream: Any) -> Any:
+        self._not_captured("an event is recorded")
 
-    def wait(self, stream: Any, event: Any) -> None: ...
+    def wait(self, stream: Any, event: Any) -> None:
+        self._not_captured("an event is waited for")
 
     def happened(self, event: Any) -> bool:
         return True
 
-    def synchronise(self, stream: Any) -> None: ...
+    def synchronise(self, stream: Any) -> None:
+        self._not_captured("a stream is waited for")
 
     def write(self, target: Host, host: Host, stream: Any) -> None:
+        self._not_captured("something is copied")
         target[...] = host
 
     def read(self, host: Host, source: Host, stream: Any) -> None:
+        self._not_captured("something is copied")
         host[...] = source
+
+    def capture(self, stream: Any) -> None:
+        self._not_captured("another capture begins")
+        self._noted = []
+
+    def captured(self, stream: Any) -> tuple[Noted, ...]:
+        assert self._noted is not None, "no capture has begun"
+        noted, self._noted = tuple(self._noted), None
+        return noted
+
+    def replay(self, graph: tuple[Noted, ...], stream: Any) -> None:
+        self._not_captured("a graph is replayed")
+        for file, name, grid, threads, arguments, shared in graph:
+            self.launch(file, name, grid, threads, arguments, shared, stream)
+
+    def address(self, array: Host) -> int:
+        return int(array.ctypes.data)
+
+    def _not_captured(self, what: str) -> None:
+        if self._noted is not None:
+            raise SimulatedFault(f"{what} inside a capture, which holds launches alone")
 
     def launch(self, file: str, name: str, grid: tuple[int, int, int], threads: int, arguments: list[Any],
                shared: int, stream: Any) -> None:  # fmt: skip
+        if self._noted is not None:
+            if name not in self._ran:
+                raise SimulatedFault(f"{name}: a capture may not be a kernel's first launch, which loads it")
+            self._noted.append((file, name, grid, threads, list(arguments), shared))
+            return
+        self._ran.add(name)
         library = self._library(file)
         pointers = (c.c_void_p * len(arguments))()
         keep = [np.uint64(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in arguments]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 TIER_COUNTERS = ("hits", "faults", "evictions", "ahead", "ahead_hits", "ahead_wasted")
 
@@ -12,10 +12,11 @@ class Tier:
     """`capacity` runs of frames, one expert each, by key (layer * experts + expert).
 
     The expert that was used longest ago leaves, pinned ones last. Where there are guesses, `spare` runs are for them:
-    they replace nothing but older guesses and what lies free.
+    they replace nothing but older guesses and what lies free. leaves: told of each key that goes.
     """
 
-    def __init__(self, capacity: int, spare: int) -> None:
+    def __init__(self, capacity: int, spare: int, leaves: Callable[[int], None] = lambda key: None) -> None:
+        self._leaves = leaves
         self.capacity, self.keep, self._spare = capacity, capacity, spare
         self.held: OrderedDict[int, int] = OrderedDict()  # key -> run, used longest ago first
         self.guessed: OrderedDict[int, int] = OrderedDict()  # the same of what nobody has asked for yet
@@ -54,6 +55,7 @@ class Tier:
     def forget(self, key: int) -> None:
         """An expert did not come."""
         self._free.append((self.held if key in self.held else self.guessed).pop(key))
+        self._leaves(key)
 
     def guesses(self, wanted: bool) -> None:
         """From now on some runs are for guesses, or none."""
@@ -61,6 +63,8 @@ class Tier:
         if not wanted:
             self.ahead_wasted += len(self.guessed)
             self._free += self.guessed.values()
+            for key in self.guessed:
+                self._leaves(key)
             self.guessed.clear()
 
     def pin(self, key: int, pinned: bool) -> None:
@@ -72,7 +76,9 @@ class Tier:
 
     def _oldest_guess(self) -> int:
         self.ahead_wasted += 1
-        return self.guessed.popitem(last=False)[1]
+        key, run = self.guessed.popitem(last=False)
+        self._leaves(key)
+        return run
 
     def _make_room(self, busy: Container[int]) -> None:
         while len(self.held) >= self.keep:
@@ -81,6 +87,7 @@ class Tier:
                 raise LookupError("all experts on the device are in use")
             key = next((k for k in able if k not in self.pinned), able[0])
             self._free.append(self.held.pop(key))
+            self._leaves(key)
             self.evictions += 1
 
     def counters(self) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 Arrays (L layers, E experts, S slots up to the last one used; see frame.py for the form):
     cell   u1 [L, E]    bits 0-5 share of the window's rows over header.peak, in 1/63; bit 6 in memory; bit 7 just read
-    mark   u1 [2, B]    a bit for each expert, layer by layer, lowest bit first: pinned, and in memory since it was read
-                        ahead; empty when there are none
+    mark   u1 [2|3, B]  a bit for each expert, layer by layer, lowest bit first: pinned, and in memory since it was read
+                        ahead; a third row where some are on the GPU; empty when there are none
     fault  u2|u4 [L]    faults of each layer so far
     slot   u2|u4 [S]    bits 0-2 valid tokens in 1/7 of the slot, 0 only where empty; bits 3-4 kind: 0 an expert's own,
                         1 of two taken at once, 2 shared base slot, 3 free (bit 0: used before); from bit 5 on
@@ -70,9 +70,9 @@ def experts(view: RunView) -> tuple[dict[str, Any], Arrays]:
     """(header fields, arrays) of the expert map."""
     cell, peak = cells(view)
     known = view.experts
-    ahead = known.ahead & known.resident
-    some = known.pinned.any() or ahead.any()
-    told = np.concatenate([known.pinned.ravel(), ahead.ravel()]).reshape(2, -1)[: 2 if some else 0]
+    marks = [known.pinned, known.ahead & known.resident, *([known.device] if known.device.any() else [])]
+    some = any(mark.any() for mark in marks)
+    told = np.concatenate([mark.ravel() for mark in marks]).reshape(len(marks), -1)[: len(marks) if some else 0]
     mark = np.packbits(told, axis=1, bitorder="little")
     return {"peak": round(peak, 4)}, {"cell": cell, "mark": mark, "fault": smallest(known.faults.sum(axis=1), "u2")}
 

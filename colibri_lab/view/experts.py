@@ -11,8 +11,9 @@ from colibri_lab.view.history import History
 MAX_WINDOW = 1024
 FEW = 64  # events that are quicker one by one than as arrays
 FAULT, EVICT, PREFETCH = int(PageKind.FAULT), int(PageKind.EVICT), int(PageKind.PREFETCH)
+SENT, LEFT = int(PageKind.SENT), int(PageKind.LEFT)
 PIN, UNPIN = int(PageKind.PIN), int(PageKind.UNPIN)  # NumPy compares with plain integers ten times faster
-MOVES, PINS = (FAULT, EVICT, PREFETCH), (PIN, UNPIN)
+MOVES, PINS, TRAVELS = (FAULT, EVICT, PREFETCH), (PIN, UNPIN), (SENT, LEFT)
 
 
 class ExpertView:
@@ -26,11 +27,15 @@ class ExpertView:
         self._counts = np.zeros(layers * experts, "i8")
         self.resident = np.zeros((layers, experts), bool)
         self.pinned = np.zeros((layers, experts), bool)
+        self.device = np.zeros((layers, experts), bool)  # in the GPU's memory, whether in the host's or not
+        self.sent_pages = 0  # to it
         self.ahead = np.zeros((layers, experts), bool)  # in memory since a prefetcher guessed it
         self.faults = np.zeros((layers, experts), "i8")
         self.last_fault_ns = np.zeros((layers, experts), "u8")
         self.wait_ns, self.evictions, self.missing = 0, 0, 0
-        self._moved_ns, self._pinned_ns = (np.zeros(layers * experts, "u8") for _ in range(2))  # last told of each cell
+        self._moved_ns, self._pinned_ns, self._sent_ns = (
+            np.zeros(layers * experts, "u8") for _ in range(3)
+        )  # last told
         self._snapshot_ns = -1
 
     @property
@@ -77,8 +82,8 @@ class ExpertView:
     def _take_few(self, pages: list[tuple[int, ...]]) -> None:
         """As _take_pages: an event at a time, in whole numbers of Python."""
         resident, ahead, pinned = self.resident.ravel(), self.ahead.ravel(), self.pinned.ravel()
-        faults, last_fault_ns = self.faults.ravel(), self.last_fault_ns.ravel()
-        for t, kind, layer, expert, _, wait_ns, _ in pages:
+        faults, last_fault_ns, device = self.faults.ravel(), self.last_fault_ns.ravel(), self.device.ravel()
+        for t, kind, layer, expert, count, wait_ns, _ in pages:
             if layer >= self.layers or expert >= self.experts:
                 continue
             cell = layer * self.experts + expert
@@ -88,6 +93,10 @@ class ExpertView:
             elif t > self._snapshot_ns and kind in PINS:
                 pinned[cell] = kind == PIN
                 self._pinned_ns[cell] = max(t, int(self._pinned_ns[cell]))
+            elif t > self._snapshot_ns and kind in TRAVELS:
+                device[cell] = kind == SENT
+                self._sent_ns[cell] = max(t, int(self._sent_ns[cell]))
+            self.sent_pages += count * (kind == SENT)
             if kind == FAULT:
                 faults[cell] += 1
                 last_fault_ns[cell] = max(t, int(last_fault_ns[cell]))
@@ -105,16 +114,22 @@ class ExpertView:
         np.maximum.at(self._moved_ns, cell[moves], pages["t_ns"][moves])
         np.maximum.at(self._pinned_ns, cell[pins], pages["t_ns"][pins])
         self.pinned.ravel()[cell[pins]] = kind[pins] == PIN
+        travels = later & ((kind == SENT) | (kind == LEFT))
+        np.maximum.at(self._sent_ns, cell[travels], pages["t_ns"][travels])
+        self.device.ravel()[cell[travels]] = kind[travels] == SENT
+        self.sent_pages += int(pages["pages"][kind == SENT].sum(dtype="u8"))
         faults = kind == FAULT
         np.add.at(self.faults.ravel(), cell[faults], 1)
         np.maximum.at(self.last_fault_ns.ravel(), cell[faults], pages["t_ns"][faults])
         self.wait_ns += int(pages["wait_ns"][faults].sum(dtype="u8"))
         self.evictions += int((kind == EVICT).sum())
 
-    def snapshot(self, t_ns: int, resident: list[int], pinned: list[int], ahead: list[int] | None = None) -> None:
+    def snapshot(self, t_ns: int, resident: list[int], pinned: list[int], ahead: list[int] | None = None,
+                 device: list[int] | None = None) -> None:  # fmt: skip
         """What was in memory and pinned at a moment, as layer * E + expert; later events stand, wherever they came.
 
-        ahead: what was in memory since it was guessed; None where that is not told, and then it stands as it was.
+        ahead: what was in memory since it was guessed; device: what was on the GPU; None where that is not told, and
+        then it stands as it was.
         """
         if t_ns <= self._snapshot_ns:
             return
@@ -122,6 +137,8 @@ class ExpertView:
         states = [(self.resident, self._moved_ns, resident), (self.pinned, self._pinned_ns, pinned)]
         if ahead is not None:
             states.append((self.ahead, self._moved_ns, ahead))
+        if device is not None:
+            states.append((self.device, self._sent_ns, device))
         for state, told, keys in states:
             then = np.zeros(told.size, bool)
             then[keys] = True

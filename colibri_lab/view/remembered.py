@@ -18,6 +18,8 @@ def remembered(view: RunView, t_ns: int) -> Batch:
     used = np.flatnonzero(~pool.free)
     rows = np.stack([used, pool.sequence[used], pool.layer[used], pool.owner[used], pool.fill[used]], axis=1).tolist()
     states = {"resident": experts.resident, "pinned": experts.pinned, "ahead": experts.ahead & experts.resident}
+    if experts.device.any():
+        states["device"] = experts.device
     memory = {name: np.flatnonzero(state).tolist() for name, state in states.items()}
     told = [{"slots": rows[at : at + _SLOTS]} for at in range(0, max(len(rows), 1), _SLOTS)]
     told[0] = {**memory, **told[0]}

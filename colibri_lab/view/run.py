@@ -89,7 +89,7 @@ class RunView:
 
     def _restore(self, told: dict[str, Any], t_ns: int) -> None:
         if "resident" in told:
-            self.experts.snapshot(t_ns, told["resident"], told["pinned"], told.get("ahead"))
+            self.experts.snapshot(t_ns, told["resident"], told["pinned"], told.get("ahead"), told.get("device"))
         self.slots.snapshot(t_ns, told["slots"], more="resident" not in told)
 
     def keep(self, name: str) -> Run:

@@ -197,7 +197,38 @@ CACHE = System(
     _of("kv", "slots_peak"),
     "no token has keys and values yet",
 )
-SYSTEMS = (PAGES, ROUTER, CACHE, DISPATCH, BATCH)
+GRAPHS = _of("gpu", "graph_replays", "graphs_captured")
+ALONE = tuple(f"gpu.steps_without_graph_{why}" for why in ("prompt", "batch", "experts", "settings"))
+PICKS = _of("gpu", "picks_gpu", "picks_cpu")
+GPU = System(
+    "gpu",
+    "GPU",
+    (Lane("experts asked for", whole=True), Lane("computed", whole=True), Lane("sent", "bytes/s"),
+     Lane("steps", whole=True)),
+    (
+        Line("on the GPU", 0, GREEN, _of("gpu", "experts_hits")),
+        Line("sent for", 0, ORANGE, _of("gpu", "experts_faults")),
+        Line("by the GPU", 1, BLUE, _of("gpu", "picks_gpu")),
+        Line("by the processor", 1, GREY, _of("gpu", "picks_cpu")),
+        Line("bytes/s", 2, RED, _of("gpu", "sent_bytes"), ("seconds",), "line"),
+        Line("as a graph", 3, SKY, GRAPHS),
+        Line("layer by layer", 3, PINK, ALONE),
+    ),
+    (
+        Fact("experts on the GPU now", "count", _of("gpu", "experts_resident")),
+        Fact("computed by the GPU", "count", _of("gpu", "picks_gpu"), PICKS),
+        Fact("sent because asked for", "count", _of("gpu", "experts_faults")),
+        Fact("sent ahead", "count", _of("gpu", "experts_ahead")),
+        Fact("sent to the GPU", "bytes", _of("gpu", "sent_bytes")),
+        Fact("read from it", "bytes", _of("gpu", "read_bytes")),
+        Fact("waits for a transfer", "count", _of("gpu", "send_waits"), _of("gpu", "sends")),
+        Fact("steps as a graph", "count", GRAPHS, GRAPHS + ALONE),
+        Fact("tokens chosen there", "count", _of("gpu", "tokens_chosen")),
+    ),
+    _of("gpu", "device_bytes"),
+    "the processor computes here; backend: cuda takes a GPU",
+)  # fmt: skip
+SYSTEMS = (PAGES, ROUTER, CACHE, DISPATCH, BATCH, GPU)
 
 
 def described() -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 #include "common.cuh"
 
 __global__ void __launch_bounds__(256)
-finish_logits(const float* __restrict__ logits, int* __restrict__ argmax, float* __restrict__ logsumexp, int vocab) {
+finish_logits(const float* __restrict__ logits, int* __restrict__ argmax, float* __restrict__ largest,
+              float* __restrict__ logsumexp, int vocab) {
   const float* x = logits + (i64)blockIdx.x * vocab;
   float* room = clb_shared<float>();  // one word a warp
   float top = -CLB_INF;
@@ -21,7 +22,7 @@ finish_logits(const float* __restrict__ logits, int* __restrict__ argmax, float*
   __syncthreads();
   if (threadIdx.x == 0) {
     for (int w = 1; w < (int)(blockDim.x >> 5); ++w) best = min(best, found[w]);
-    argmax[blockIdx.x] = best;
+    argmax[blockIdx.x] = best, largest[blockIdx.x] = x[best];
     logsumexp[blockIdx.x] = top + logf(sum);
   }
 }

@@ -6,7 +6,8 @@
 
 constexpr int kWarps = 4, kShares = kWarps * 8;
 
-// A job: some inputs that want one matrix. job[4]: row of the page table, first pick, number of picks, unused.
+// A job: some inputs that want one matrix. job[4]: row of the page table, first pick, number of picks (0: nothing to
+// do, where the number of jobs was not known at the launch), unused.
 struct Job {
   int table, first, count;
 };
@@ -97,6 +98,7 @@ matmul_fast(const u8* __restrict__ frames, const int* __restrict__ tables, const
             const int* __restrict__ offsets, float* __restrict__ y, int rows, int groups, int group, int pages,
             int start_page, int start_byte, int tile_bytes, int across, int per_page, int groups_per_tile) {
   const Job job = job_at(jobs);
+  if (job.count == 0) return;  // the whole block
   const Tiles m = {frames, tables + (i64)job.table * pages, start_page, start_byte, tile_bytes, across, per_page};
   const int lane = threadIdx.x & 31, quad = lane & 3, share = (threadIdx.x >> 5) * 8 + (lane >> 2);
   int input[kBatch];
@@ -230,6 +232,7 @@ matmul_exact(const u8* __restrict__ frames, const int* __restrict__ tables, cons
              int groups, int group, int pages, int start_page, int start_byte, int tile_bytes, int across,
              int per_page, int groups_per_tile) {
   const Job job = job_at(jobs);
+  if (job.count == 0) return;  // the whole block
   const Tiles m = {frames, tables + (i64)job.table * pages, start_page, start_byte, tile_bytes, across, per_page};
   const int lane = threadIdx.x & 31, quad = lane & 3, share = (threadIdx.x >> 5) * 8 + (lane >> 2);
   const u32 power = 0x4b000000u | (u32)group >> 20;  // or else the compiler moves a constant anew for each weight

@@ -64,21 +64,23 @@ project_heads(float* __restrict__ qkv, const float* __restrict__ bias, const flo
   }
 }
 
-// Keys and values of the step's rows from staging to their slots, which the router's choice has settled.
+// Keys and values of the step's rows from staging to their slots, which the router's choice has settled: of one layer,
+// or of some from it on (blockIdx.y), whose stagings lie `apart` tokens from each other. target, expert:
+// [layers][rows].
 template <class T>
 __global__ void __launch_bounds__(128)
 settle_rows(T* __restrict__ keys, T* __restrict__ values, const int* __restrict__ target, const int* __restrict__ seat,
             const int* __restrict__ position, const int* __restrict__ expert, int* __restrict__ where,
-            i16* __restrict__ first, int width, int layer, int layers, int positions, int staging) {
-  const int row = blockIdx.x;
-  const i64 from = (i64)(staging + row) * width, to = (i64)target[row] * width;
+            i16* __restrict__ first, int width, int layer, int layers, int positions, int staging, int apart) {
+  const int row = blockIdx.x, at = blockIdx.y * gridDim.x + row;
+  const i64 from = (i64)(staging + (int)blockIdx.y * apart + row) * width, to = (i64)target[at] * width;
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
     keys[to + i] = keys[from + i];
     values[to + i] = values[from + i];
   }
   if (threadIdx.x == 0) {
-    const i64 entry = ((i64)seat[row] * layers + layer) * positions + position[row];
-    where[entry] = target[row];
-    first[entry] = (i16)expert[row];
+    const i64 entry = ((i64)seat[row] * layers + layer + blockIdx.y) * positions + position[row];
+    where[entry] = target[at];
+    first[entry] = (i16)expert[at];
   }
 }

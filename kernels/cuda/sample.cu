@@ -134,12 +134,13 @@ __device__ __forceinline__ bool keep(Ranking* r, i64 target, double slack, bool 
   return sure;
 }
 
-// token[r], and sure[r]: 1 where it is the host's choice too. seen: [seats][vocab], 1 for tokens that are penalised; a
-// sure choice is added. work: [rows][2][vocab]. Shared: eight bytes for each thread, and eight more.
+// token[r], its logit in value[r], and sure[r]: 1 where it is the host's choice too. seen: [seats][vocab], 1 for tokens
+// that are penalised; a sure choice is added. work: [rows][2][vocab]. Shared: eight bytes for each thread, and eight
+// more.
 __global__ void __launch_bounds__(512)
 sample(const float* __restrict__ logits, u8* __restrict__ seen, const double* __restrict__ how,
        const int* __restrict__ top_k, const int* __restrict__ seat, i64* __restrict__ work,
-       int* __restrict__ token, int* __restrict__ sure, int vocab) {
+       int* __restrict__ token, int* __restrict__ sure, float* __restrict__ value, int vocab) {
   const int row = blockIdx.x, t = threadIdx.x, part = (vocab + (int)blockDim.x - 1) / (int)blockDim.x;
   const int begin = min(vocab, t * part), end = min(vocab, begin + part);  // of the row, in order
   const double *h = how + row * kHow, penalty = h[kPenalty], temperature = h[kTemperature];
@@ -202,6 +203,6 @@ sample(const float* __restrict__ logits, u8* __restrict__ seen, const double* __
     chosen = (int)room[0], fine = fine && room[1];
   }
   if (t) return;
-  token[row] = chosen, sure[row] = fine != 0;
+  token[row] = chosen, sure[row] = fine != 0, value[row] = logits[(i64)row * vocab + chosen];
   if (fine && penalty != 1.0) old[chosen] = 1;
 }

@@ -5,9 +5,10 @@
 constexpr double kUp20 = 9.5367431640625e-07, kUp22 = 2.384185791015625e-07, kUp23 = 1.1920928955078125e-07;
 
 // A row as integers from -last to last. facts[r]: step, |x|, |x - codes * step| rounded up; step 0: no bound holds.
+// hopeless[r]: 0, for code_bounds.
 __global__ void __launch_bounds__(32)
-row_codes(const float* __restrict__ x, i16* __restrict__ codes, double* __restrict__ facts, int cols, int width,
-          int bits) {
+row_codes(const float* __restrict__ x, i16* __restrict__ codes, double* __restrict__ facts,
+          int* __restrict__ hopeless, int cols, int width, int bits) {
   const int lane = threadIdx.x;
   const float* in = x + (i64)blockIdx.x * cols;
   const float last = (float)((1 << (bits - 1)) - 1);
@@ -28,6 +29,7 @@ row_codes(const float* __restrict__ x, i16* __restrict__ codes, double* __restri
   norm = sum16(norm), rest = sum16(rest);
   if (lane) return;
   const double up = 1.0 + (cols + 32) * kUp23;
+  hopeless[blockIdx.x] = 0;
   double* out = facts + blockIdx.x * 3;
   out[0] = step, out[1] = sqrt((double)norm) * up, out[2] = sqrt((double)rest) * up + out[1] * kUp22;
 }

@@ -20,7 +20,8 @@ KEYS = """
     expert_cache_bytes eviction_policy prefetcher expert_prefetch_pages pin_after_tokens pin_max_share io_threads
     io_priority cpu_affinity_mask router router_top_k router_dtype router_quant_bits router_audit attention
     kv_cache_dtype kv_cache_slot_size kv_cache_max_slots kv_cache_persistence_path kv_cache_quota_bytes
-    dispatch_ring_size dispatch_watermark expert_placement gpu_cache_bytes gpu_reset_on_exit telemetry pace
+    dispatch_ring_size dispatch_watermark expert_placement gpu_cache_bytes cuda_graphs gpu_reset_on_exit
+    telemetry pace
 """.split()
 
 

@@ -23,6 +23,8 @@ from colibri_lab.ops import gpu
 from colibri_lab.ops.launch import KERNELS, bundle
 from colibri_lab.ops.simulator import SimDriver, fenced
 
+from .card_streams import Event, Graph, Stream
+
 LATE = ("everything", "kernels", "nothing")
 
 
@@ -40,65 +42,6 @@ class Array(np.ndarray):
         return SimpleNamespace(ptr=self.ctypes.data)
 
 
-class Queue:
-    """Work of a stream, in order, and how much of it is done."""
-
-    def __init__(self) -> None:
-        self.work: list[Callable[[], None]] = []
-        self.done = 0
-
-    def catch_up(self, to: int | None = None) -> None:
-        to = len(self.work) if to is None else to
-        while self.done < to:
-            self.done += 1
-            self.work[self.done - 1]()
-
-    @property
-    def idle(self) -> bool:
-        return self.done == len(self.work)
-
-
-class Stream:
-    def __init__(self, card: Card) -> None:
-        self.card, self.ptr, self.queue = card, card.number(), Queue()
-        second = len(card.streams) % 2 == 1
-        self.eager = card.late == "nothing" or (card.late == "kernels" and second)
-        weakref.finalize(self, card.note, "destroy stream", self.ptr)
-
-    def give(self, work: Callable[[], None]) -> None:
-        self.queue.work.append(work)
-        if self.eager:
-            self.queue.catch_up()
-
-    def synchronize(self) -> None:
-        self.card.call("synchronise", self.ptr)
-        self.queue.catch_up()
-
-    def wait_event(self, event: Event) -> None:
-        self.card.call("wait", self.ptr, event.of)
-        queue, at = event.queue, event.at
-        self.give(lambda: queue.catch_up(at))
-
-    def __enter__(self) -> None:
-        self.card.current.append(self)
-
-    def __exit__(self, *_: object) -> None:
-        self.card.current.pop()
-
-
-class Event:
-    def __init__(self, card: Card) -> None:
-        self.card = card
-
-    def record(self, stream: Stream) -> None:
-        self.card.call("record", stream.ptr)
-        self.queue, self.at, self.of = stream.queue, len(stream.queue.work), stream.ptr
-
-    @property
-    def done(self) -> bool:
-        return self.queue.done >= self.at
-
-
 class Module:
     def __init__(self, card: Card, code: str, options: tuple[str, ...], name_expressions: tuple[str, ...]) -> None:
         self.card = card
@@ -114,7 +57,7 @@ class Module:
         def function(grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
             stream, kept = self.card.current[-1], list(args)
             self.card.call("launch", stream.ptr, name)
-            stream.give(lambda: self.card.sim.launch(self.file, name, grid, block[0], kept, shared_mem, None))
+            stream.launch(self.file, name, grid, block[0], kept, shared_mem)
 
         assert name in KERNELS[self.file]
         return function
@@ -143,6 +86,8 @@ class Card:
         self.reading: set[int] = set()  # copies from locked memory that are not done
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.current: list[Stream] = []
+        self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self.loaded: set[str] = set()
         self.sim = SimDriver("random", 7)
         self._numbers = iter(range(1, 1 << 30))
 
@@ -150,6 +95,8 @@ class Card:
         return next(self._numbers)
 
     def note(self, *what: Any) -> None:
+        if what[0] in ("free", "unlock"):
+            self.outside(what[0])
         self.log.append(what)
 
     def call(self, *what: Any) -> None:
@@ -158,13 +105,19 @@ class Card:
             raise KeyboardInterrupt
         if self.calls == self.error_at:
             raise CUDARuntimeError(700, "cudaErrorIllegalAddress: an illegal memory access was encountered")
+        self.outside(what[0])
         self.log.append(what)
+
+    def outside(self, what: str) -> None:
+        """A capture holds launches and nothing else."""
+        within = what in ("launch", "captured") or all(s.captured is None for s in self.streams)
+        assert within, f"{what} inside a capture"
 
     @property
     def clean(self) -> bool:
         """Whether nothing of it is held any more; an error's traceback may be garbage that holds a stream."""
         gc.collect(1)
-        return not self.taken and not self.locked and not list(self.streams)
+        return not self.taken and not self.locked and not list(self.streams) and not list(self.graphs)
 
     def catch_up(self) -> None:
         for stream in self.streams:
@@ -182,6 +135,7 @@ class Card:
     def free(self, address: int) -> None:
         self.note("free", len(self.taken[address]))
         assert all(s.queue.idle for s in self.streams), "freed while a stream has work to do"
+        assert not list(self.graphs), "freed while a graph knows of it"
         del self.taken[address]
 
     def register(self, address: int, size: int, flags: int) -> None:

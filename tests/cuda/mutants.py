@@ -1,7 +1,8 @@
-"""Plant bugs in the CUDA kernels, one at a time, and see that the checks find each: python -m tests.cuda.mutants [N...]
+"""Plant bugs in CUDA kernels and in who launches them, one at a time, and see that the checks find each:
+python -m tests.cuda.mutants [N...]
 
-A mutant is caught when a result differs from the reference or between thread orders, or the simulator or a sanitizer
-stops it. Ends with 1 if one lives. Not part of `make test`: minutes of compiling.
+A mutant is caught when a result differs from the reference, between thread orders, or between a step at one go and
+layer by layer, or when the simulator stops it. Ends with 1 if one lives. Not part of `make test`: minutes of compiling.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from colibri_lab.convert import convert
 from colibri_lab.ops import launch, simulator
 from colibri_lab.ops.build import KernelError
 from colibri_lab.ops.cuda import CudaBackend
 from colibri_lab.ops.reference import ReferenceBackend
 from colibri_lab.ops.routing import Routing
 from colibri_lab.ops.simulator import SimDevice
+from tests.makers import make as make_checkpoint
 from tests.ops.models import Bound, make
 
-from . import test_sample
+from . import test_choosing, test_graphs, test_sample
 from .mutations import MUTANTS, SAMPLE, Mutant
 
 FOUND = 3  # exit code of a child
@@ -32,8 +36,10 @@ TOP = Path(__file__).resolve().parents[2]
 
 
 def planted(mutant: Mutant, folder: Path) -> None:
-    shutil.copytree(launch.kernels_dir() / "cuda", folder / "cuda")
-    path = folder / "cuda" / mutant.file
+    """A copy of kernels and package with the bug in it."""
+    for name in ("colibri_lab", "kernels"):
+        shutil.copytree(TOP / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / mutant.file if "/" in mutant.file else folder / "kernels/cuda" / mutant.file
     parts = path.read_text().split(mutant.old)
     assert len(parts) > mutant.nth + 1, f"{mutant.what}: {mutant.file} has no such text"
     path.write_text(mutant.old.join(parts[: mutant.nth + 1]) + mutant.new + mutant.old.join(parts[mutant.nth + 1 :]))
@@ -41,10 +47,8 @@ def planted(mutant: Mutant, folder: Path) -> None:
 
 def check(mutant: Mutant) -> None:
     """Every order against the reference, and the orders against each other. Raises where they differ."""
-    if mutant.file == SAMPLE:
-        test_sample.test_a_draw_on_an_edge_is_left_to_the_host()
-        for seed, order in enumerate(simulator.ORDERS):
-            test_sample.test_the_samplers_own_token(600 - seed, order)
+    if how(mutant) != "model":
+        {"sample": sampled, "whole": at_one_go, "choosing": chosen}[how(mutant)]()
         return
     shape = mutant.shape
     weights, pages = make(shape, 21, poison=0xFF)
@@ -72,23 +76,51 @@ def check(mutant: Mutant) -> None:
             assert np.array_equal(b.weights.routing.counts, bound[-1].weights.routing.counts), "router counters differ"
 
 
+def how(mutant: Mutant) -> str:
+    """What looks for it."""
+    return "sample" if mutant.file == SAMPLE else mutant.by
+
+
+def sampled() -> None:
+    test_sample.test_a_draw_on_an_edge_is_left_to_the_host()
+    for seed, order in enumerate(simulator.ORDERS):
+        test_sample.test_the_samplers_own_token(600 - seed, order)
+
+
+def at_one_go() -> None:
+    """Steps captured and replayed, beside steps layer by layer."""
+    for experts in (3, 40):
+        test_graphs.test_picks_are_planned_as_the_host_plans_them(5, experts)
+    test_graphs.test_the_bits_of_the_steps_layer_by_layer("dense", "fast")
+    test_graphs.test_what_a_graph_holds_is_captured_anew_when_it_changes()
+    test_graphs.test_a_longer_history_is_another_graph()
+
+
+def chosen() -> None:
+    """An engine whose tokens the device chooses, beside one whose tokens the host does."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        path = convert(make_checkpoint("mixtral", 12).save(Path(name) / "hf"), Path(name) / "made", quantize="int4")
+        said = test_choosing.hosts(path)
+        test_choosing.test_the_hosts_text_and_no_logits_travel({"mixtral": path}, said, "on")
+        test_choosing.test_logits_that_others_want_come_to_the_host({"mixtral": path}, said)
+        test_choosing.test_where_it_is_not_sure_the_host_chooses({"mixtral": path}, said, patch)
+
+
 def child(number: int) -> int:
     """FOUND where a check failed on the planted bug. What does not compile, or is not planted, is an error of ours."""
     simulator.FLAGS = tuple("-O0" if flag == "-O2" else flag for flag in simulator.FLAGS)  # compiling is what costs
     if number < 0:
-        for mutant in {(m.shape, m.router, m.precision, m.file == SAMPLE): m for m in MUTANTS}.values():
+        for mutant in {(m.shape, m.router, m.precision, how(m)): m for m in MUTANTS}.values():
             check(mutant)
         return 0
-    with tempfile.TemporaryDirectory() as name:
-        planted(MUTANTS[number], Path(name))
-        launch.kernels_dir = lambda: Path(name)
-        try:
-            check(MUTANTS[number])
-        except KernelError:
-            raise
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}")
-            return FOUND
+    assert Path(launch.__file__).is_relative_to(Path.cwd()), "the package is not the copy"
+    try:
+        check(MUTANTS[number])
+    except KernelError:
+        raise
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+        return FOUND
     return 0
 
 
@@ -97,7 +129,12 @@ def main() -> int:
     wrong = 0
     for number in chosen:
         command = [sys.executable, "-m", "tests.cuda.mutants", "child", str(number)]
-        ran = subprocess.run(command, cwd=TOP, env=os.environ, capture_output=True, text=True, timeout=900)
+        with tempfile.TemporaryDirectory() as name:
+            at = TOP if number < 0 else Path(name)
+            if number >= 0:
+                planted(MUTANTS[number], at)
+            environment = os.environ | {"PYTHONPATH": f"{at}{os.pathsep}{TOP}"}
+            ran = subprocess.run(command, cwd=at, env=environment, capture_output=True, text=True, timeout=900)
         crashed = ran.returncode < 0
         verdict = {0: "alive", FOUND: "found"}.get(ran.returncode, "found" if crashed else "error")
         said = (ran.stdout + ran.stderr).strip().splitlines() or ["crashed" if crashed else ""]

@@ -11,7 +11,8 @@ PLAIN = Shape()
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` becomes `new` in a file, at its `nth` occurrence; seen on a shape, with a router, in a precision."""
+    """`old` becomes `new` in a file, at its `nth` occurrence; seen on a shape, with a router, in a precision. file: of
+    kernels/cuda, or a path from the top. by: what looks for it, see mutants.py."""
 
     what: str
     file: str
@@ -21,13 +22,16 @@ class Mutant:
     shape: Shape = PLAIN
     router: str = "softmax"
     precision: str = "fast"
+    by: str = "model"
 
 
 FP = Shape(dtype="fp32", group=0, kv_dtype="fp32")
 WIDE = Shape(hidden=290, ffn=310, layers=1, vocab=90)
 LONG = replace(FP, layers=1, positions=300, capacity=270, seats=1, ffn=4, experts=2, heads=1, kv_heads=1, hidden=16)
 MANY = Shape(hidden=72, experts=40, top_k=3, dtype="fp32", group=0, kv_dtype="fp32")
-SAMPLE = "sample.cu"
+SAMPLE, PLAN = "sample.cu", "plan_picks.cu"
+WHOLE, GRAPHS = "colibri_lab/ops/cuda_whole.py", "colibri_lab/ops/graphs.py"
+CHOOSING = "colibri_lab/engine/choosing.py"
 MUTANTS = (
     Mutant("a barrier of block_sum is missing", "common.cuh", "__syncthreads();", "", 0),
     Mutant(
@@ -160,4 +164,90 @@ MUTANTS = (
     Mutant("sample: another seat's tokens are penalised", SAMPLE, "seat[row] * vocab", "row * vocab"),
     Mutant("sample: min_p is not looked at", SAMPLE, " && !(far < 0.0)", ""),
     Mutant("sample: a draw on an edge is called sure", SAMPLE, "low && high", "1"),
+    Mutant("sample: a token's logit is the first row's", SAMPLE, "logits[(i64)row * vocab + chosen]", "logits[chosen]"),
+    Mutant("the largest logit is the first", "head.cu", "= x[best];", "= x[0];", by="choosing"),
+    Mutant(
+        "two_stage remembers that a row had no bound",
+        "two_stage.cu",
+        "  hopeless[blockIdx.x] = 0;\n",
+        "",
+        0,
+        MANY,
+        "two_stage",
+    ),
+    Mutant("plan: no barrier before picks are counted", PLAN, "__syncthreads();", "", by="whole"),
+    Mutant("plan: no barrier before jobs are made", PLAN, "__syncthreads();", "", 1, by="whole"),
+    Mutant("plan: a job has one pick too many", PLAN, "min(batch, same", "min(batch + 1, same", by="whole"),
+    Mutant(
+        "plan: a row adds experts as they rank",
+        PLAN,
+        "expert[q] < mine || (expert[q] == mine && q < p)",
+        "q < p",
+        by="whole",
+    ),
+    Mutant("plan: the layer is forgotten", PLAN, "layer * experts + mine", "mine", by="whole"),
+    Mutant(
+        "layers settle from one staging",
+        "project_heads.cu",
+        "(int)blockIdx.y * apart + row",
+        "row",
+        by="whole",
+    ),
+    Mutant("layers wait in one staging", WHOLE, "len(self._kv.k) + layer * self.most", "len(self._kv.k)", by="whole"),
+    Mutant(
+        "a replay gets the words of the step before",
+        WHOLE,
+        "        given.write(self._device)\n",
+        "        self.graphs.replays or given.write(self._device)\n",
+        by="whole",
+    ),
+    Mutant("rows that fill up sit on somebody's seat", WHOLE, "= 0, seats, np", "= 0, 0, np", by="whole"),
+    Mutant("a longer history replays a shorter one's graph", WHOLE, "run((b, splits),", "run((b,),", by="whole"),
+    Mutant("a larger batch replays a smaller one's graph", WHOLE, "run((b, splits),", "run((splits,),", by="whole"),
+    Mutant("a graph is kept when its stamp changes", GRAPHS, "stamped == stamp", "stamped", by="whole"),
+    Mutant(
+        "the page table's place is no part of the stamp",
+        WHOLE,
+        "(frames.frames, frames.table,",
+        "(frames.frames,",
+        by="whole",
+    ),
+    Mutant("the audit is no part of the stamp", WHOLE, "routing.bits, routing.audit,", "routing.bits,", by="whole"),
+    Mutant("the first step of a shape is captured and not done", GRAPHS, "        work()\n", "", by="whole"),
+    Mutant(
+        "the host's table is not told of the slots",
+        WHOLE,
+        "kv.where[at], kv.first[at] = target, first",
+        "kv.first[at] = first",
+        by="whole",
+    ),
+    Mutant(
+        "choosing: an unsure token is drawn with another number",
+        CHOOSING,
+        "choose(logits, draw.random)",
+        "choose(logits)",
+        by="choosing",
+    ),
+    Mutant("choosing: the sampler is not told of a token", CHOOSING, "request.sampler.saw(id)", "pass", by="choosing"),
+    Mutant(
+        "choosing: a seat's next request has seen what the last one saw",
+        CHOOSING,
+        "self._seated.get(request.seat) is not request",
+        "request.seat not in self._seated",
+        by="choosing",
+    ),
+    Mutant(
+        "choosing: what the host chose is not seen on the device",
+        CHOOSING,
+        "self._seated.pop(request.seat, None)  # what",
+        "pass  # what",
+        by="choosing",
+    ),
+    Mutant(
+        "choosing: an unsure token keeps the device's logit",
+        CHOOSING,
+        "value = float(logits[id])",
+        "pass",
+        by="choosing",
+    ),
 )

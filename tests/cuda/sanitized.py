@@ -22,7 +22,9 @@ from colibri_lab.ops.launch import FILE_OF, KERNELS, Kernels
 from colibri_lab.ops.products import upload
 from colibri_lab.ops.routing import KINDS, Routing
 from colibri_lab.ops.simulator import SimDevice, fenced
-from tests.ops.models import Bound, Shape, make
+from tests.ops.models import Shape, make
+
+from .whole import WholeBound
 
 HEAD = """#include "common.cuh"
 __global__ void __launch_bounds__(64)
@@ -55,9 +57,12 @@ def real(sanitizer: str, some: bool) -> set[str]:
                 weights, pages = make(shape, 3)
                 routing = Routing.make(shape.layers, kind, audit=True)
                 backend = CudaBackend(SimDevice("random", 5, sanitizer), precision)
-                bound = Bound(backend, shape, model=(replace(weights, routing=routing), pages))
+                bound = WholeBound(backend, shape, model=(replace(weights, routing=routing), pages))
                 bound.step([(0, 3), (1, 4), (1, 7), (2, 5), (0, 9)])
                 bound.step([(0, 2)])
+                if not backend.graphless():
+                    bound.bring()
+                    bound.step_whole([(0, 6), (2, 1), (1, 8)])
                 ran |= set(backend.kernels.launches)
     return ran
 

@@ -96,7 +96,7 @@ def test_environment_and_sanitizer_say_what_is_not_here(machine: Machine, tmp_pa
     assert found(tmp_path, "environment")["card"].value == "simulator"
     if not any(Path("/usr/local").glob("cuda*/bin")):
         assert "is not here" in str(found(tmp_path, "sanitizer")["compute-sanitizer"].value)
-    assert run_sanitized(machine) == 8
+    assert run_sanitized(machine) == 16
 
 
 def test_the_large_sizes_run_every_kernel_and_fit() -> None:

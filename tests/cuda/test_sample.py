@@ -28,7 +28,8 @@ def choose(logits: Logits, how: list[dict[str, Any]], seen: list[list[int]], dra
     for seat, ids in zip(seats, seen, strict=True):
         chooser.begin(seat, ids)
     rows = [Draw(**h, random=draw) for h, draw in zip(how, draws, strict=True)]
-    token, sure = chooser.choose(upload(device, logits), seats, rows)
+    token, sure, value = chooser.choose(upload(device, logits), seats, rows)
+    assert np.array_equal(value, logits[np.arange(n), token], equal_nan=True)
     return token.tolist(), sure.tolist()
 
 

@@ -25,13 +25,16 @@ from colibri_lab.ops.products import upload
 from colibri_lab.ops.reference import ReferenceBackend
 from colibri_lab.ops.routing import KINDS, Routing
 from tests.cuda.test_backend import same
-from tests.ops.models import Bound, Shape, make
+from tests.cuda.whole import WholeBound
+from tests.ops.models import Shape, make
+from tests.ops.test_kernels import limit_of
 from tests.parity.models import engine, greedy, logits
 
 from .machine import Machine
 from .rows import Rows
 
 PROMPT = [5, 9, 33, 2, 60, 17, 8]
+WHOLE = [[(0, 4), (2, 6)], [(1, 3), (0, 7)]]
 SANITIZER = "compute-sanitizer"
 
 
@@ -90,13 +93,19 @@ def kernels(m: Machine, put: Rows) -> None:
 
 def _compared(m: Machine, put: Rows, name: str, shape: Shape, precision: str, kind: str) -> set[str]:
     weights, pages = make(shape, 3, poison=0xFF)
-    bound = []
+    bound: list[WholeBound] = []
     with m.device() as device:
         backend = CudaBackend(device, precision)
         for one in (backend, ReferenceBackend(precision)):
             routing = Routing.make(shape.layers, kind, 9, audit=True)
-            bound.append(Bound(one, shape, model=(replace(weights, routing=routing), pages)))
+            bound.append(WholeBound(one, shape, model=(replace(weights, routing=routing), pages)))
         same(bound[0], bound[1], precision)
+        if not backend.graphless():
+            bound[0].bring()
+            for step in WHOLE:  # the first goes launch by launch, the second is a replay
+                got, want = bound[0].step_whole(step), bound[1].step(step)
+                assert np.abs(got - want).max() <= limit_of(shape, precision) * np.abs(want).max(), "at one go"
+            assert backend.whole.graphs.replays == 1
         put(f"{name}, {precision}, {kind}", "equal to the reference within its limits")
         return set(backend.kernels.launches)
 
@@ -116,7 +125,7 @@ def _sampled(m: Machine, put: Rows, vocab: int, rows: int = 24) -> None:
         for seat in range(rows):
             chooser.begin(seat, [seen[seat]])
         draws = [Draw(**how[r % 4], random=random.Random(r).random()) for r in range(rows)]
-        token, sure = chooser.choose(upload(device, values), list(range(rows)), draws)
+        token, sure, _ = chooser.choose(upload(device, values), list(range(rows)), draws)
     want = [Sampler(Sampling(**how[r % 4], seed=r), [seen[r]]).choose(values[r]) for r in range(rows)]
     wrong = [r for r in range(rows) if sure[r] and token[r] != want[r]]
     put(f"sampled tokens of {vocab}", f"{int(sure.sum())} of {rows} surely the sampler's, {len(wrong)} wrong")

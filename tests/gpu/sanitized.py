@@ -8,12 +8,14 @@ from colibri_lab.ops.cuda import CudaBackend
 from colibri_lab.ops.routing import KINDS, Routing
 from colibri_lab.paths import embedded_model
 from tests.cuda.sanitized import SHAPES
-from tests.ops.models import Bound, make
+from tests.cuda.whole import WholeBound
+from tests.ops.models import make
 
 from .machine import Machine, card
 from .shapes import LARGE
 
 STEPS = ([(0, 3), (1, 4), (1, 7), (2, 5), (0, 9)], [(0, 2)])
+WHOLE = ([(0, 6), (2, 1), (1, 8)], [(2, 3), (0, 4), (1, 5)])  # launch by launch and captured, then replayed
 
 
 def run(machine: Machine) -> int:
@@ -23,10 +25,13 @@ def run(machine: Machine) -> int:
     for kind in KINDS:
         with machine.device() as device:
             routing = Routing.make(len(weights.layers), kind, audit=True)
-            bound = Bound(CudaBackend(device), shape, model=(replace(weights, routing=routing), pages))
+            bound = WholeBound(CudaBackend(device), shape, model=(replace(weights, routing=routing), pages))
             for step in STEPS:
                 bound.step(step)
-    return len(KINDS) * len(STEPS)
+            bound.bring()
+            for step in WHOLE:
+                bound.step_whole(step)
+    return len(KINDS) * (len(STEPS) + len(WHOLE))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from colibri_lab.ops.device import Device
 from colibri_lab.ops.launch import LANE_DIMS, Kernels
 from colibri_lab.ops.layout import ceil_div
 from colibri_lab.ops.products import upload
+from tests.cuda.whole import WholeBound
 from tests.ops.models import Bound, Shape
 from tests.parity.models import engine, greedy
 
@@ -92,10 +93,10 @@ def taped(m: Machine, shape: Shape) -> Iterator[tuple[Tape, Bound, np.ndarray]]:
         device.close()
 
 
-def again(bound: Bound) -> np.ndarray:
+def again(bound: Bound, at_one_go: bool = False) -> np.ndarray:
     """The same token at the same position: the same experts, whose pages are there from the second time on."""
     bound.next[0], free = len(HISTORY), list(bound.free)
-    scores = bound.step([(0, 5)])
+    scores = bound.step_whole([(0, 5)]) if at_one_go else bound.step([(0, 5)])
     bound.free = free  # or else its slots would run out
     return scores
 
@@ -187,6 +188,26 @@ def decode(m: Machine, put: Rows) -> None:
             equal = bool(np.array_equal(last_logits(tape), scores[0]))
             put(f"{name}: launched again, the same logits", equal)
             assert equal, f"{name}: the launches alone give other logits than the step"
+    for name, shape in (("layer", m.sizes.layer), ("stack", fitting(m.sizes.stack, min(_room(m), PART)))):
+        _at_one_go(m, put, name, shape)
+
+
+def _at_one_go(m: Machine, put: Rows, name: str, shape: Shape) -> None:
+    """The engine's own graph, from the host's word to the logits on the host, and beside it a step layer by layer."""
+    with m.device() as device:
+        bound = WholeBound(CudaBackend(device), shape, model=quick(shape))
+        bound.run(HISTORY)
+        bound.bring()
+        scores = [again(bound), *(again(bound, at_one_go=True) for _ in range(2))]
+        begin = perf_counter()
+        for _ in range(m.sizes.rounds):
+            again(bound, at_one_go=True)
+        put(f"{name} of {shape.layers}: a step at one go", 1e3 * (perf_counter() - begin) / m.sizes.rounds, "ms")
+        graphs = bound.backend.whole.graphs
+        put(f"{name}: graphs captured, replays", f"{graphs.captured}, {graphs.replays}")
+        equal = all(np.array_equal(one, scores[0]) for one in scores)
+        put(f"{name}: at one go, the same logits", equal)
+        assert equal and graphs.replays > 0, f"{name}: the graph gives other logits than the step layer by layer"
 
 
 def last_logits(tape: Tape) -> np.ndarray:

@@ -1,7 +1,7 @@
 // Colours, numbers and words. Cividis for shares, Okabe-Ito for kinds, JupyterLab's own colours for everything else.
 const OKABE = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"];
 const STAGES = [["experts", "#0072B2"], ["attention", "#56B4E9"], ["router", "#E69F00"], ["dispatch", "#CC79A7"], ["I/O wait", "#D55E00"], ["head", "#009E73"], ["other", "#999999"]];
-const FAULT = "#E69F00", HIT = "#009E73", EVICTED = "#CC79A7", MEMORY = "#56B4E9", MARK = "#D55E00";
+const FAULT = "#E69F00", HIT = "#009E73", EVICTED = "#CC79A7", MEMORY = "#56B4E9", MARK = "#D55E00", DEVICE = "#CC79A7";
 const STOPS = [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115], [138, 134, 120],
   [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56]];
 const CIVIDIS = Array.from({length: 64}, (_, i) => {

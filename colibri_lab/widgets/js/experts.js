@@ -54,7 +54,7 @@ class ExpertsPanel {
     const i = layer * f.E + expert, cell = f.a.cell[i], told = this.board.told("expert", {layer, expert});
     return `layer ${layer}, expert ${expert}: ${percent(told ? told.share : this.share(f, i))} of the last ${f.window} tokens, ` +
       (cell & 128 ? "read from disk just now" : cell & 64 ? "in memory" : "on disk") +
-      (marked(f, 0, i) ? ", pinned" : "") + (marked(f, 1, i) ? ", read ahead" : "") + (told ? `, ${many(told.faults, "fault")}` : "");
+      (marked(f, 2, i) ? ", on the GPU" : "") + (marked(f, 0, i) ? ", pinned" : "") + (marked(f, 1, i) ? ", read ahead" : "") + (told ? `, ${many(told.faults, "fault")}` : "");
   }
   // of a layer: [in memory, its busiest experts, faults]
   layer(f, layer, most = 1) {
@@ -70,11 +70,11 @@ class ExpertsPanel {
   draw(f) {
     this.layout(f); this.arrange(f);
     const {L, E} = f, cell = f.a.cell, {left, top, w, h: high} = this.grid, theme = this.board.theme;
-    let hot = 0, memory = 0, fresh = 0, pinned = 0, ahead = 0;
+    let hot = 0, memory = 0, fresh = 0, pinned = 0, ahead = 0, device = 0;
     for (let i = 0; i < cell.length; i++) {
       if ((cell[i] & 63) > (cell[hot] & 63)) hot = i;
       memory += cell[i] >> 6 & 1; fresh += cell[i] >> 7;
-      pinned += marked(f, 0, i); ahead += marked(f, 1, i);
+      pinned += marked(f, 0, i); ahead += marked(f, 1, i); device += marked(f, 2, i);
     }
     const g = this.surface.begin(`Experts: ${L} layers of ${E}. ${memory} of ${L * E} in memory. Busiest: ` + this.describe(f, hot / E | 0, hot % E));
     const gap = w > 14 && high > 12 ? 2 : w > 5 && high > 5 ? 1 : 0, ring = w > 9 && high > 8;
@@ -88,6 +88,7 @@ class ExpertsPanel {
       const corner = Math.min(5, cw / 3, ch / 3);
       if (marked(f, 0, i)) { g.fillStyle = theme.fg; g.fillRect(x + cw - corner, y, corner, corner); }
       if (marked(f, 1, i)) { g.fillStyle = HIT; g.fillRect(x, y, corner, corner); }
+      if (marked(f, 2, i)) { g.fillStyle = DEVICE; g.fillRect(x, y + ch - corner, corner, corner); }
       if (!(v & 192)) continue;
       if (ring) {
         g.lineWidth = edge; g.strokeStyle = v & 128 ? FAULT : MEMORY;
@@ -103,7 +104,8 @@ class ExpertsPanel {
     put(this.sub, `share of the last ${many(f.window, "token")}, brightest ${percent(f.peak)}`);
     setLegend(this.legend, [["busy", CIVIDIS[63]], ["idle", CIVIDIS[4]], [`in memory ${memory}`, MEMORY, "ring"],
       [`on disk ${L * E - memory}`, theme.line, "ring"], [`read just now ${fresh}`, FAULT, "ring"],
-      ...(pinned ? [[`pinned ${pinned} (right corner)`, theme.fg]] : []), ...(ahead ? [[`read ahead ${ahead} (left corner)`, HIT]] : [])]);
+      ...(pinned ? [[`pinned ${pinned} (right corner)`, theme.fg]] : []), ...(ahead ? [[`read ahead ${ahead} (left corner)`, HIT]] : []),
+      ...(device ? [[`on the GPU ${device} (lower corner)`, DEVICE]] : [])]);
     put(this.readout, seen);
   }
   axes(g, f) {
@@ -148,9 +150,9 @@ class ExpertsPanel {
   table(f) {
     const rows = Array.from({length: f.L}, (_, l) => {
       const [memory, busy, faults] = this.layer(f, l, 3), of = (which) => Array.from({length: f.E}, (_, e) => marked(f, which, l * f.E + e)).reduce((a, b) => a + b, 0);
-      return [`layer ${l}`, busy.map((e) => `${e}: ${percent(this.share(f, l * f.E + e))}`).join(", "), memory, f.E - memory, of(0), of(1), whole(faults)];
+      return [`layer ${l}`, busy.map((e) => `${e}: ${percent(this.share(f, l * f.E + e))}`).join(", "), memory, f.E - memory, of(2), of(0), of(1), whole(faults)];
     });
     return {caption: `Experts by layer: share of the last ${many(f.window, "token")}; faults of the run`,
-      head: ["", "busiest experts", "in memory", "on disk", "pinned", "read ahead", "faults"], rows};
+      head: ["", "busiest experts", "in memory", "on disk", "on the GPU", "pinned", "read ahead", "faults"], rows};
   }
 }

@@ -45,7 +45,10 @@ function columnsOf(story, f, layer, expert) {
   return found;
 }
 
-const marked = (f, which, i) => (f.a.mark.length ? f.a.mark[which * (f.a.mark.length >> 1) + (i >> 3)] >> (i & 7) & 1 : 0);
+const marked = (f, which, i) => {
+  const all = f.a.mark, rows = all.length ? all.shape[0] : 0;  // two, or three where some are on the GPU
+  return which < rows ? all[which * (all.length / rows) + (i >> 3)] >> (i & 7) & 1 : 0;
+};
 
 // the expert that owns the focused slot: {layer, who}; null where it is free, shared or told by sequence
 function ownerOf(f, focus) {

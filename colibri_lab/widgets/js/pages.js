@@ -48,7 +48,7 @@ class PagesPart {
   describe(f, layer, expert) {
     const i = layer * f.E + expert, v = f.a.cell[i], pages = f.pages || 1, inside = v >> 6 & 1, told = this.board.told("expert", {layer, expert});
     return `layer ${layer}, expert ${expert}: ${inside ? pages : 0} of ${many(pages, "page")} in memory` + (inside && told && told.frames ? `, ${this.frames(told.frames)}` : "") +
-      (marked(f, 0, i) ? ", pinned" : "") + (v & 128 ? ", read just now" : "") +
+      (marked(f, 2, i) ? ", on the GPU" : "") + (marked(f, 0, i) ? ", pinned" : "") + (v & 128 ? ", read just now" : "") +
       (told ? `, ${many(told.faults, "fault")}` + (told.since === null ? "" : `, the last ${told.since} s before the newest token`) : "");
   }
   // an expert's pages lie in one run of frames
@@ -81,6 +81,7 @@ class PagesPart {
   }
   drawMap(f) {
     const {left, w, high, gap, across, down, pages} = this.grid, theme = this.board.theme, memory = f.a.cell.reduce((sum, v) => sum + (v >> 6 & 1), 0);
+    const device = f.a.cell.reduce((sum, _, i) => sum + marked(f, 2, i), 0);
     const total = f.L * f.E * (f.pages || 1), inside = memory * (f.pages || 1), at = this.board.focus;
     const g = this.map.begin(`Pages: ${whole(inside)} of ${whole(total)} in memory, ${many(f.pages || 1, "page")} an expert`);
     const pw = (w - gap) / across, ph = (high - gap) / down, line = pages > 1 ? 0.5 : 0;
@@ -90,6 +91,7 @@ class PagesPart {
         const px = x + p % across * pw, py = y + (p / across | 0) * ph;
         g.fillStyle = there ? (marked(f, 0, i) ? OKABE[0] : MEMORY) : theme.empty;
         g.fillRect(px, py, pw - line, ph - line);
+        if (marked(f, 2, i)) { g.fillStyle = DEVICE; g.fillRect(px, py + (ph - line) * 0.6, pw - line, (ph - line) * 0.4); }
         if (this.glow[i]) { g.globalAlpha = this.glow[i]; g.fillStyle = FAULT; g.fillRect(px, py, pw - line, ph - line); g.globalAlpha = 1; }
       }
     }
@@ -103,7 +105,8 @@ class PagesPart {
     if (at && at.kind === "layer") g.strokeRect(left - 1, at.layer * high - 1, f.E * w, high);
     if (owner) ring(owner.layer, owner.who);
     if (piece) piece.route.forEach((e, j) => { if (e !== piece.none) ring(j / piece.k | 0, e); });
-    setLegend(this.mapLegend, [[`in memory ${whole(inside)}`, MEMORY], ["pinned", OKABE[0]], [`on disk ${whole(total - inside)}`, theme.empty], ["just read", FAULT], [`${many(f.pages || 1, "page")} an expert`, "transparent", "none"]]);
+    setLegend(this.mapLegend, [[`in memory ${whole(inside)}`, MEMORY], ["pinned", OKABE[0]], [`on disk ${whole(total - inside)}`, theme.empty], ["just read", FAULT],
+      ...(device ? [[`on the GPU ${whole(device * (f.pages || 1))} (below)`, DEVICE]] : []), [`${many(f.pages || 1, "page")} an expert`, "transparent", "none"]]);
     put(this.mapWords, at && at.kind === "expert" ? this.describe(f, at.layer, at.expert) : owner ? this.describe(f, owner.layer, owner.who) : at && at.kind === "layer" ? this.layerWords(f, at.layer) : "");
   }
   layerWords(f, layer) {
