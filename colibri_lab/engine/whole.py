@@ -7,6 +7,7 @@ go layer by layer as ever and bring a few more each time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from time import perf_counter_ns as clock
 
 import numpy as np
@@ -74,19 +75,19 @@ class WholeSteps:
         """Some of the experts that are missing, as if they had been asked for."""
         tier, pager = self._backend.tier, self._pager
         assert tier is not None
-        most = max(1, min(BRING // max(1, pager.frames.run_bytes), pager.room))
-        away = tier.absent()[: BRING // max(1, pager.frames.run_bytes) or 1]
-        for layer in dict.fromkeys(layer for layer, _ in away):
-            experts = [e for at, e in away if at == layer]
-            for first in range(0, len(experts), most):
-                some = experts[first : first + most]
+        many = max(1, BRING // pager.frames.run_bytes)
+        for layer, group in groupby(tier.absent()[:many], key=lambda at: at[0]):
+            experts = [e for _, e in group]
+            for first in range(0, len(experts), pager.room):
+                some = experts[first : first + pager.room]
                 pager.acquire(layer, some)
                 tier.bring(layer, some)
                 tier.done(layer, some)
 
     def _keep_books(self, t: Transformer, layer: int, sparse: bool, n: int) -> None:
         """What `forward` does between a layer's kernels, from what the device found."""
-        whole, rows = self._backend.whole, t.rows
+        whole, rows, tier = self._backend.whole, t.rows, self._backend.tier
+        assert tier is not None
         if not sparse:
             t.kv.place(layer, [-1] * n)
         else:
@@ -99,7 +100,7 @@ class WholeSteps:
                 self._pager.chosen(layer, chosen)
             for _, _, wanted in self._dispatch.split(chosen, self._pager.room):
                 self._pager.acquire(layer, wanted)
-                self._backend.experts.frames.touched(layer, wanted)  # type: ignore[union-attr]
+                tier.touched(layer, wanted)
         whole.target[layer, :n] = rows.kv_dst[:n]
 
     def counters(self) -> dict[str, int]:

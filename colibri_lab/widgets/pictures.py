@@ -44,4 +44,5 @@ class Pictures:
     pages = property(partial(panel, name="pages"), doc="Which pages are in memory, faults, guesses, bytes read.")
     router = property(partial(panel, name="router"), doc="Certificates, candidates and wrong selections over time.")
     dispatch = property(partial(panel, name="dispatch"), doc="Rings, stalls, reads hidden and waited for.")
+    gpu = property(partial(panel, name="gpu"), doc="Experts on the GPU, transfers, who computes, steps as graphs.")
     batch = property(partial(panel, name="batch"), doc="Requests that ran and waited, and why the batch changed.")

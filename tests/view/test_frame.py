@@ -123,7 +123,7 @@ def test_a_frame_of_all_systems_is_small_and_quickly_made():
         engine.telemetry.page(t, PageKind.PIN, layer, 2, 1, 0, 0)
     view.drain(engine.telemetry, cursor)
     _, arrays = picture(view, state, 735)
-    assert view.slots.used == 2048 and arrays["sys"].shape[0] == 31 and arrays["sys"].shape[1] > 44
+    assert view.slots.used == 2048 and arrays["sys"].shape[0] == 38 and arrays["sys"].shape[1] > 44
     blocks = [block(view, name) for name in names(view)]
     assert len(board_frame(view, state, 735)[0]) + max(map(len, blocks)) <= 12_000
     best = 1e9

@@ -277,5 +277,16 @@ def invented(total, steps, layers):
     kv |= {"double_slots": 9, "base_slots": 4, "promotions": 2}
     kv |= {"attention_bytes": 700 * rows, "attention_bytes_exact": 1000 * rows}
     saved = {"slots_spilled": steps // 50, "tokens_restored": rows // 9, "prefixes_stored": 3, "prefixes_restored": 1}
+    gpu = {"experts_hits": rows, "experts_faults": total["faults"], "experts_ahead": hits // 9, "experts_resident": 9}
+    gpu |= {
+        "picks_gpu": 2 * rows,
+        "picks_cpu": rows // 5,
+        "sent_bytes": total["faults"] << 16,
+        "read_bytes": 400 * steps,
+    }
+    gpu |= {"sends": 2 * total["faults"], "send_waits": total["faults"] // 3, "device_bytes": 1 << 30}
+    gpu |= {"graphs_captured": 2, "graph_replays": steps * 3 // 4, "steps_without_graph_prompt": steps // 9}
+    gpu |= {"steps_without_graph_batch": 0, "steps_without_graph_experts": 4, "steps_without_graph_settings": 0}
+    gpu |= {"tokens_chosen": steps * 3 // 4}
     made = {"pager": pager, "router": router, "dispatch": dispatch, "batch": batch, "kv": kv, "persistence": saved}
-    return made
+    return made | {"gpu": gpu}

@@ -10,7 +10,7 @@ from tests.widgets.fake import FakeEngine
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 NAMES = {"experts": "experts", "stages": "time", "latency": "latency", "kv": "kv", "text": "text", "whatif": "whatif"}
-NAMES |= {name: name for name in ("pages", "router", "dispatch", "batch")}
+NAMES |= {name: name for name in ("pages", "router", "dispatch", "batch", "gpu")}
 
 
 @pytest.fixture()
