@@ -38,7 +38,7 @@ def system_panel(view: RunView, system: System) -> str:
     body = f"<div class='split'>{image(WIDTH, TALL, label, parts)}<div>{table(facts)}<ul>{changes}</ul></div></div>"
     return panel(
         system.title,
-        f"the last {(int(window.ends_ns[-1]) - window.begin_ns) / 1e9 if len(window) else 0:.0f} s",
+        f"the last {duration((int(window.ends_ns[-1]) - window.begin_ns) / 1e6)}" if len(window) else "",
         body,
         keys,
     )

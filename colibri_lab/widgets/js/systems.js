@@ -98,7 +98,7 @@ class SystemsPanel {
     }
     const n = this.count(f), here = told.on ? this.found(f) : -1, marks = told.on ? f.marks[this.chosen] : [];
     put(this.say, here >= 0 ? this.describe(f, here) : "");
-    put(this.sub, !told.on ? "" : marks.length ? marks[marks.length - 1][1] : n ? `the last ${(f.a.age[0] / 10).toFixed(0)} s` : "");
+    put(this.sub, !told.on ? "" : marks.length ? marks[marks.length - 1][1] : n ? `the last ${(f.a.age[0] / 10).toFixed(f.a.age[0] < 100 ? 1 : 0)} s` : "");
     const lines = told.on ? this.lines(f) : [];
     setLegend(this.legend, lines.map(([line]) => [line.label, line.colour, line.draw === "stack" ? "" : line.draw === "line" ? "line" : "dash"]));
     if (!told.on) return;
