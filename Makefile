@@ -18,7 +18,7 @@ LOCKED := $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if (sys.v
 PYTEST := $(BIN)/python -m pytest
 NOTEBOOKS := COLIBRI_CACHE="$(CURDIR)/build/test-cache" $(PYTEST) --nbval-lax -n 2 --dist loadscope notebooks
 
-.PHONY: help env tools browser arm lab demo test test-fast test-browser test-arm test-notebooks soak test-oracle mutants lint format bench lock wheel clean distclean
+.PHONY: help env tools browser arm lab board demo test test-fast test-browser test-arm test-notebooks soak test-oracle mutants lint format bench lock wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,7 +62,10 @@ $(PEERS_READY): $(READY)
 lab: env ## open JupyterLab on the quickstart, with the embedded model
 	$(BIN)/colibri-lab lab
 
-demo: env ## the same without a browser: text, the performance line, report.html
+board: env ## the board alone, as a page in the browser: press Start
+	$(BIN)/colibri-lab board --set expert_cache_bytes=4MiB --set pace=40
+
+demo: env ## a run without a browser: text, the performance line, report.html
 	@$(BIN)/python -m colibri_lab.demo
 
 test: env browser arm lint test-notebooks test-browser ## everything: lint, types, imports, notebooks, browser, unit, property and golden tests

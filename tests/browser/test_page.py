@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import psutil
@@ -62,6 +63,20 @@ def test_from_start_to_stop_without_a_cell(page, serve):
     assert len(kernels(served)) == 1
     page.goto("about:blank")
     lab.until(lambda: not kernels(served), "the page's engine goes with the page")
+
+
+def test_three_questions_on_the_page(page, serve):
+    """The clicks of docs/first_minutes.md after `make board`: Start, and one tab."""
+    page.goto(serve("--set", "expert_cache_bytes=4MiB", "--set", "pace=40").url)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=60_000)
+    button(page, "Start").click()
+    lab.until(lambda: lab.data(page, "state") == "generating", "the board moves")
+    lab.until(lambda: lab.data(page, "state") == "idle", "the text is whole")
+    says = page.locator(".cl-findings")
+    assert re.match(r"Layer \d faults most: ", says.inner_text()) and "(P99)" in says.inner_text()
+    page.get_by_role("tab", name="What if").click()
+    lab.until(lambda: "At this budget" in says.inner_text(), "the policies are compared")
+    shot(page, "page_questions")
 
 
 def test_a_recorded_run_as_a_dark_page(page, serve, tmp_path):
