@@ -110,8 +110,8 @@ class Streams:
         missing: dict[str, int] = {}
         for name in STREAMS:
             start, end = cursor.at[name], len(self._streams[name])
-            if t_ns is not None:
-                end = max(start, int(np.searchsorted(self.times[name], np.uint64(t_ns), "right")))
+            if t_ns is not None and start < end:
+                end = max(start, int(self.times[name].searchsorted(np.uint64(t_ns), "right")))
             for at, count in self._drops[name][cursor.gaps[name] :]:
                 if at > start:
                     end = min(end, at)

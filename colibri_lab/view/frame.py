@@ -109,7 +109,7 @@ def figures(view: RunView) -> dict[str, Any]:
         "hits_all": None if whole is None else round(whole, 4),
         "faults": time.faults,
         "read": time.bytes_read,
-        "resident": int(experts.resident.sum()),
+        "resident": int(np.count_nonzero(experts.resident)),
         "resident_bytes": view.resident_bytes,
         "budget": view.budget_bytes,
         "total": view.about.get("experts_total_bytes"),

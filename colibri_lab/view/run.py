@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from colibri_lab.trace import Batch, Source
 from colibri_lab.view.experts import ExpertView
 from colibri_lab.view.gauges import Gauges
@@ -135,4 +137,4 @@ class RunView:
     @property
     def resident_bytes(self) -> int | None:
         size = self.about.get("expert_bytes")
-        return int(self.experts.resident.sum()) * int(size) if size else None
+        return int(np.count_nonzero(self.experts.resident)) * int(size) if size else None
