@@ -137,7 +137,7 @@ def board_frame(view: RunView, state: dict[str, Any], after: int) -> tuple[bytes
         "unit_us": unit,
         "ms_end": end,
         "shown": view.timeline.shown,
-        "gaps": [int(n) for n in view.timeline.columns["gap"][-COLUMNS:] if n],
+        "gaps": [n for n in view.timeline.columns["gap"][-COLUMNS:].tolist() if n],
         "text": prose_header(view, pieces),
     }
     arrays |= columns | {"bins": np.minimum(bins, 65535).astype("u2"), "route": routes(view, pieces)}

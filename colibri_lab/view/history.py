@@ -77,7 +77,7 @@ class Rows:
         """Index into rows of each position of a sequence, -1 where the row is gone or not there yet; int [n]."""
         tokens = self.tokens
         if len(positions) <= NEAR < len(tokens):  # the newest rows are asked for most, and lie close together
-            newest = tokens[-4 * NEAR :]
+            newest = tokens[-2 * NEAR :]
             told = zip(newest["sequence"].tolist(), newest["position"].tolist(), strict=True)
             at = {p: i for i, (s, p) in enumerate(told, len(tokens) - len(newest)) if s == sequence}
             found = [at.get(p, -1) for p in positions.tolist()]
