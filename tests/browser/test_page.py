@@ -48,7 +48,7 @@ def test_from_start_to_stop_without_a_cell(page, serve):
     assert page.title() == "Colibri Lab" and lab.data(page, "theme") == "light"
     assert page.locator(".jp-InputArea").count() == 0, "no cell is shown"
     page.locator(".cl-controls textarea").fill("The young lady")
-    page.get_by_label("at most").fill("900")  # it must not end by itself
+    page.get_by_role("spinbutton", name="at most").fill("900")  # it must not end by itself
     button(page, "Start").click()
     lab.until(lambda: lab.data(page, "state") == "generating", "generation starts")
     memory = page.locator(".cl-tile-memory span")
