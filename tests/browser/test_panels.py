@@ -20,7 +20,8 @@ KINDS = dict(zip(NAMES, "experts systems slots latency time prose study study sy
 def panels(page, server, request):
     """A notebook with the engine, the board and each panel in a cell of its own."""
     page.set_viewport_size({"width": 1400, "height": 6400})  # JupyterLab draws what is in sight
-    cells = [IMPORT, SHOW, ASK.replace("900", "400"), *(f"lab.{name}" for name in NAMES)]
+    slowly = IMPORT.replace("pace=40", "pace=16")  # 900 tokens last for a minute
+    cells = [slowly, SHOW, ASK, *(f"lab.{name}" for name in NAMES)]
     cells.append("print(len(lab.text), lab.text[:3], len(lab.board._alone), lab.error)")
     lab.open_notebook(page, server, server.notebook(f"panels_{request.node.name}.ipynb", *cells))
     lab.show(page)
