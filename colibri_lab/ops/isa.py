@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
@@ -10,22 +11,27 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-LEVELS = ("avx512", "avx2", "dotprod", "neon", "plain")  # best first
+_ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux, x86-64: ARCH_REQ_XCOMP_PERM
+LEVELS = ("amx", "avx512", "avx2", "dotprod", "neon", "plain")  # best first
 
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mf16c")
 FLAGS = {
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mf16c"),
+    "amx": (*_AVX512, "-DAMX"),
+    "avx512": _AVX512,
     "avx2": ("-mavx2", "-mf16c"),
     "dotprod": ("-march=armv8.2-a+dotprod", "-DDOTPROD"),
     "neon": ("-DNEON",),  # by name: compilers for aarch64 have it on, and plain C must stay plain
     "plain": (),
 }
+_HAS_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "avx2"}
 _NEEDS = {
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "avx2"},
+    "amx": _HAS_AVX512 | {"amx_tile", "amx_int8"},
+    "avx512": _HAS_AVX512,
     "avx2": {"avx2", "f16c"},
     "dotprod": {"asimddp"},
     "neon": set[str](),  # every aarch64 has it
 }
-_X86, _ARM = ("avx512", "avx2"), ("dotprod", "neon")
+_X86, _ARM = ("amx", "avx512", "avx2"), ("dotprod", "neon")
 _OF_MACHINE = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
 
@@ -34,7 +40,19 @@ def available() -> tuple[str, ...]:
     """The levels this processor runs, best first; "plain" always."""
     levels = _OF_MACHINE.get(platform.machine().lower(), ())
     flags = _processor_flags() if levels else set()
-    return (*(level for level in levels if _NEEDS[level] <= flags), "plain")
+    there = [level for level in levels if _NEEDS[level] <= flags]
+    if "amx" in there and not _tiles_allowed():
+        there.remove("amx")
+    return (*there, "plain")
+
+
+def _tiles_allowed() -> bool:
+    """Ask Linux for AMX's registers, once for all threads of this process; it may refuse (some virtual machines do)."""
+    try:
+        system = ctypes.CDLL(None, use_errno=True)
+        return bool(system.syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def choose(level: str | None = None) -> str:

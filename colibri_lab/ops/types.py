@@ -207,7 +207,7 @@ class Backend(Protocol):
     """
 
     name: str  # cpu, reference, ...
-    isa: str  # avx512, avx2, dotprod, neon, plain, numpy
+    isa: str  # amx, avx512, avx2, dotprod, neon, plain, numpy
     precision: str  # fast (int8 activations for int8 and int4 weights) or exact (fp32 activations)
 
     def bind(self, weights: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:

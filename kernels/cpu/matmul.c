@@ -5,7 +5,9 @@
 
 #define MAX_BLOCK 8
 
-#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+#if defined(AMX)
+#include "matmul_amx.h"
+#elif defined(__AVX512F__) && defined(__AVX512VNNI__)
 #include "matmul_avx512.h"
 #elif defined(__AVX2__)
 #include "matmul_avx2.h"
@@ -107,6 +109,11 @@ static Block block_for(const Matrix *m, int exact) {
 /* Row groups first <= g < last of W, times a[0..n): y[i][16 * (g - first)...] for row i. */
 static void matmul(const Matrix *m, Run run, int first, int last, const Act *a, float *const *y, int n, int exact) {
     Block block = block_for(m, exact);
+#ifdef AMX
+    int many = uses_int8(m, exact) ? matmul_many(m, run, first, last, a, y, n) : 0;
+    if (many == n) return;
+    a += many, y += many, n -= many;
+#endif
     Cursor next = cursor_at(m, run, (int64_t)first * m->tiles_across);
     float out[MAX_BLOCK][ROWS];
     for (int g = first; g < last; g++) {

@@ -1,7 +1,11 @@
 /* AVX512F/BW/DQ/VL + VNNI. */
 #include <immintrin.h>
 
+#ifdef AMX
+#define ISA "amx"
+#else
 #define ISA "avx512"
+#endif
 #define FAST_ROWS 8  /* rows of activations that one load of int8 or int4 weights serves */
 #define FLOAT_ROWS 4 /* the same for float activations: four sums a row must stay in registers */
 #define SCORED 4     /* keys that attention scores at a time: four sums each must stay in registers */

@@ -45,6 +45,22 @@ def test_levels_agree(dtype, group, precision):
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("dtype", "group"), [f for f in FORMATS if f[0] in ("int8", "int4")])
+def test_many_rows_are_multiplied_as_one_by_one(dtype, group, level):
+    """Tiles of sixteen rows, a last one that is not full, and a few rows left; several tiles of inputs."""
+    wide = replace(SHAPE, hidden=300, ffn=136, positions=96, capacity=96)
+    shape = with_format(wide, dtype, group)
+    model, tokens = make(shape, 8), np.random.default_rng(0).integers(0, 89, 75).tolist()
+    backend = cpu(level, "fast")
+    want = Bound(backend, shape, model=model).run(tokens, chunk=1)
+    for chunk in (75, 43, 16, 13):
+        assert np.array_equal(Bound(backend, shape, model=model).run(tokens, chunk=chunk), want), chunk
+    threads = cpu(level, "fast", 2)
+    assert np.array_equal(Bound(threads, shape, model=model).run(tokens, chunk=75), want)
+    threads.close()
+
+
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_other_sequences_do_not_matter(data):

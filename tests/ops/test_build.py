@@ -183,6 +183,16 @@ def test_levels_of_a_processor(monkeypatch, tmp_path, machine, cpuinfo, levels):
     assert isa.available.__wrapped__() == levels
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_amx_is_there_when_the_system_allows_it(monkeypatch, tmp_path, allowed):
+    """Some virtual machines name it and refuse it."""
+    (tmp_path / "cpuinfo").write_text(f"flags\t: {X86_FLAGS} amx_tile amx_int8\n")
+    monkeypatch.setattr(isa, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(isa.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(isa, "_tiles_allowed", lambda: allowed)
+    assert isa.available.__wrapped__() == (*(["amx"] if allowed else []), "avx512", "avx2", "plain")
+
+
 @pytest.mark.parametrize(
     ("machine", "said", "levels"),
     [
@@ -205,7 +215,7 @@ def test_intrinsics_stay_in_their_levels_files():
         text = path.read_text()
         for header, names in own.items():
             assert header not in text or re.fullmatch(rf"({names})\.h", path.name), path
-        if not re.fullmatch(r"((vec|matmul)_(avx512|avx2|neon)|crc32_pclmul)\.h", path.name):
+        if not re.fullmatch(r"((vec|matmul)_(amx|avx512|avx2|neon)|crc32_pclmul)\.h", path.name):
             assert not re.search(r"\b(_mm\d*_\w+|__m\d+i?|v\w+q?_[fsu]\d+|(u?int|float)\d+x\d+_t)\b", text), path
 
 
