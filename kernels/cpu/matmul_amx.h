@@ -49,10 +49,14 @@ INLINE const int8_t *signed_codes(const uint8_t *codes, int inputs, int8_t *room
 /* Sixteen rows' codes piece by piece, [inputs / piece][16][piece], and scales, [groups][16]; of n rows the last one
    stands for those that lack. */
 INLINE void pack_rows(const Matrix *m, const Act *a, int n, int piece, int8_t *q, float *scale) {
-    for (int k = 0; k < m->groups * m->group; k += piece)
-        for (int i = 0; i < MANY; i++, q += piece) memcpy(q, a[min_int(i, n - 1)].q + k, (size_t)piece);
-    for (int b = 0; b < m->groups; b++)
-        for (int i = 0; i < MANY; i++) *scale++ = a[min_int(i, n - 1)].scale[b];
+    for (int i = 0; i < MANY; i++) {
+        const Act *row = a + min_int(i, n - 1);
+        for (int k = 0, inputs = m->groups * m->group; k < inputs; k += 32) {
+            int8_t *to = q + (k / piece * MANY + i) * piece + k % piece; /* piece: 32 or 64 */
+            _mm256_storeu_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)(row->q + k)));
+        }
+        for (int b = 0; b < m->groups; b++) scale[b * MANY + i] = row->scale[b];
+    }
 }
 
 /* The exact sums of one group: sixteen rows of activations with sixteen of weights, in pieces. */
