@@ -18,6 +18,7 @@ REACH = 0.7  # part of a copy's rate on the card that kernels read at: the targe
 LAUNCHES = 21  # kernels of a layer at one row, and of a token beside its layers: counted on the simulator
 TOKEN_LAUNCHES = 5
 LAUNCH_S = 6e-6  # of the host's time for a launch, assumed; kernels run beside the launches of the next ones
+GAP_S = 1.5e-6  # between two kernels of a graph, assumed
 SEND_S = 20e-6  # until a layer's first transfer begins and is waited for, assumed
 CONTEXT = 0.5e9  # bytes that the driver keeps of a card, assumed
 
@@ -71,18 +72,19 @@ def _hold(name: str, room: float, least: float, need: Needs) -> None:
 
 
 def on_card(need: Needs, machine: Machine, card: Card, where: Tiers, device_hits: float, hits: float) -> Forecast:
-    """One sequence that decodes, `expert_placement: gpu`.
+    """One sequence that decodes, `expert_placement: gpu`. With all experts on the card a step is one CUDA graph.
 
     device_hits: part of the experts asked for that is on the card; hits: on the card or in host memory; 0 to 1.
     """
-    rate = card.dram * REACH
+    rate, graph = card.dram * REACH, where.device == 1
     sent = need.uses * (1 - device_hits)
+    launches = need.layers * LAUNCHES + TOKEN_LAUNCHES
     seconds = {
         "dense": need.dense_read / rate,
         "experts": need.uses * need.expert / rate,
         "kv": need.kv_read / rate,
-        "calls": (need.layers * LAUNCHES + TOKEN_LAUNCHES) * LAUNCH_S + TOKEN_S,
+        "calls": launches * (GAP_S if graph else LAUNCH_S) + TOKEN_S,
         "link": sent * need.expert / card.link + asking(need, device_hits) * SEND_S,
         "disk": reading(need, machine, hits),
     }
-    return Forecast(where.device + where.host, hits, seconds, ahead=True)
+    return Forecast(where.device + where.host, hits, seconds, ahead=not graph)

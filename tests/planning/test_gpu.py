@@ -53,17 +53,25 @@ def test_what_must_be_there_and_is_not(need: Needs) -> None:
         tiers(need, replace(HERE, ram=1e9), CARD)
 
 
-def test_all_on_the_card_costs_its_memory_or_its_launches(need: Needs) -> None:
+def test_all_on_the_card_is_a_graph(need: Needs) -> None:
     said = on_card(need, HERE, CARD, Tiers(1.0, 0.0), 1.0, 1.0)
     assert said.seconds["dense"] == pytest.approx(0.7e9 / 700e9)
     assert said.seconds["experts"] == pytest.approx(1.6e9 / 700e9)
     assert said.seconds["kv"] == pytest.approx(0.35e9 / 700e9)
+    gaps = (40 * gpu.LAUNCHES + gpu.TOKEN_LAUNCHES) * gpu.GAP_S + TOKEN_S
+    assert said.seconds["calls"] == pytest.approx(gaps) and said.seconds["link"] == said.seconds["disk"] == 0
+    assert said.bound == "memory" and said.tokens_per_s == said.overlapped == pytest.approx(1 / (2.65e9 / 700e9 + gaps))
+    fast = on_card(need, HERE, replace(CARD, dram=1e15), Tiers(1.0, 0.0), 1.0, 1.0)
+    assert fast.bound == "calls" and fast.tokens_per_s == pytest.approx(1 / gaps, rel=1e-2)
+
+
+def test_launches_run_beside_kernels(need: Needs) -> None:
+    """Not all experts are on the card, though all that are asked for: no graph, and nothing is sent."""
     launches = (40 * gpu.LAUNCHES + gpu.TOKEN_LAUNCHES) * gpu.LAUNCH_S + TOKEN_S
-    assert said.seconds["calls"] == pytest.approx(launches)
-    assert said.seconds["link"] == said.seconds["disk"] == 0
-    assert launches > 2.65e9 / 700e9 and said.bound == "calls"
-    assert said.tokens_per_s == said.overlapped == pytest.approx(1 / launches)  # kernels run beside the launches
-    slow = on_card(need, HERE, replace(CARD, dram=100e9), Tiers(1.0, 0.0), 1.0, 1.0)
+    said = on_card(need, HERE, CARD, Tiers(0.9, 0.1), 1.0, 1.0)
+    assert said.seconds["calls"] == pytest.approx(launches) and launches > 2.65e9 / 700e9
+    assert said.bound == "calls" and said.tokens_per_s == pytest.approx(1 / launches)
+    slow = on_card(need, HERE, replace(CARD, dram=100e9), Tiers(0.9, 0.1), 1.0, 1.0)
     assert slow.bound == "memory" and slow.tokens_per_s == pytest.approx(70e9 / 2.65e9)
 
 
