@@ -1,6 +1,6 @@
 """The slow-disk hook: with this folder in PYTHONPATH, every read of an expert takes two milliseconds longer.
 
-    PYTHONPATH=tests/widgets/slow_disk make test-notebooks
+    PYTHONPATH=$PWD/tests/widgets/slow_disk make test-notebooks
 
 Python imports this module when it starts, whoever starts it: a kernel, a script, nbval, papermill. Reads go by threads
 then, since the system's own queue has nothing that could be slowed down from here.
