@@ -117,7 +117,7 @@ def test_hidden_states_are_heard_once(tmp_path: Path) -> None:
         (["decode", "--shape", "m9"], "nano, m0, m1, m2"),
         (["decode", "--shape", "nano", "--peer", "vapour"], "none, llama.cpp, transformers"),
         (["decode", "--shape", "nano", "--peer", "transformers", "--no-repack"], "llama.cpp's"),
-        (["decode", "--shape", "nano", "--isa", "mmx"], "mmx' is none of avx512"),
+        (["decode", "--shape", "nano", "--isa", "mmx"], "mmx' is none of amx, avx512"),
         (["prefill", "--shape", "nano", "--tokens", "5000"], "leaves room for"),
         (["decode", "--shape", "nano", "--prompt", "5000"], "leaves room for"),
         (["telemetry", "--shape", "m9"], "nano, m0, m1, m2"),

@@ -138,7 +138,7 @@ def test_a_wrong_isa_level_is_named(
     assert main(["generate", "--model", str(model), "--prompt", "A"]) == 2
     assert (
         capsys.readouterr().err
-        == "colibri-lab: error: COLIBRI_ISA: 'sse9' is none of avx512, avx2, dotprod, neon, plain\n"
+        == "colibri-lab: error: COLIBRI_ISA: 'sse9' is none of amx, avx512, avx2, dotprod, neon, plain\n"
     )
 
 

@@ -185,5 +185,5 @@ def test_constructor_refuses():
             kind(precision="wrong")
     with pytest.raises(ValueError, match="threads"):
         cpu(threads=0)
-    with pytest.raises(ValueError, match="none of avx512, avx2, dotprod, neon, plain"):
+    with pytest.raises(ValueError, match="none of amx, avx512, avx2, dotprod, neon, plain"):
         cpu("sse9")
