@@ -14,6 +14,7 @@ from colibri_lab.export import write
 from colibri_lab.view import palette, svg
 from colibri_lab.view.html import Still, duration, grid, number, percent, size, table, words
 from colibri_lab.view.run import RunView
+from colibri_lab.view.strips import Window
 from colibri_lab.view.system_svg import system_panel
 from colibri_lab.view.systems import SYSTEMS
 
@@ -106,7 +107,9 @@ def card(title: str, body: str) -> str:
 
 def _panels(view: RunView) -> str:
     pair = f"<div class='two'>{svg.latency_panel(view)}{svg.slots_panel(view)}</div>"
-    systems = "".join(system_panel(view, system) for system in SYSTEMS)
+    on = Window(view.gauges).on
+    shown = [system for system, is_on in zip(SYSTEMS, on, strict=True) if is_on or not system.special]
+    systems = "".join(system_panel(view, system) for system in shown)
     return tiles(view) + svg.experts_panel(view) + svg.time_panel(view) + pair + prose_panel(view) + systems
 
 

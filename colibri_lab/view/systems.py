@@ -48,7 +48,8 @@ class Fact(NamedTuple):
 
 class System(NamedTuple):
     """A panel. lanes: from top to bottom; one without any value is left out. The panel is off while all of `on` are
-    absent or 0, and `off` says how to turn it on. notes: the key of notes that are marked on it."""
+    absent or 0, and `off` says how to turn it on. notes: the key of notes that are marked on it. special: few machines
+    have it, so it is not among the others where it is off."""
 
     name: str
     title: str
@@ -58,6 +59,7 @@ class System(NamedTuple):
     on: tuple[str, ...]
     off: str
     notes: str = ""
+    special: bool = False
 
 
 def _of(system: str, *names: str) -> tuple[str, ...]:
@@ -227,6 +229,7 @@ GPU = System(
     ),
     _of("gpu", "device_bytes"),
     "the processor computes here; backend: cuda takes a GPU",
+    special=True,
 )  # fmt: skip
 SYSTEMS = (PAGES, ROUTER, CACHE, DISPATCH, BATCH, GPU)
 
@@ -244,6 +247,7 @@ def described() -> list[dict[str, Any]]:
             ],
             "facts": [[fact.label, fact.kind] for fact in system.facts],
             "off": system.off,
+            "special": system.special,
         }
         for system in SYSTEMS
     ]

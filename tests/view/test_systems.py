@@ -163,6 +163,9 @@ def test_what_is_off_says_how_it_is_turned_on():
     for name, words in (("router", "router_audit counts wrong"), ("dispatch", "engine_mode: sync")):
         panel = PANELS[name](view)
         assert words in panel and "<svg" not in panel
+    assert "backend: cuda" in PANELS["gpu"](view), "who asks for it hears why it is off"
+    shown = [system.title for system in SYSTEMS if f">{system.title}</b>" in figure(view)]
+    assert shown == ["Pages", "Router", "KV cache", "Dispatch", "Batch"], "no GPU among the others where there is none"
 
 
 def test_what_the_board_is_told_is_what_is_drawn():

@@ -10,7 +10,8 @@ function card(name, title) {
 
 // Arrow keys, Home and End go from tab i of a panel to another.
 function stepTab(panel, e, i) {
-  const n = panel.tabs.length, to = {ArrowLeft: (i + n - 1) % n, ArrowRight: (i + 1) % n, Home: 0, End: n - 1}[e.key];
+  const there = panel.tabs.map((tab, j) => j).filter((j) => !panel.tabs[j].hidden), n = there.length, at = there.indexOf(i);
+  const to = there[{ArrowLeft: (at + n - 1) % n, ArrowRight: (at + 1) % n, Home: 0, End: n - 1}[e.key]];
   if (to === undefined) return;
   panel.choose(to); panel.tabs[to].focus();
   e.preventDefault(); e.stopPropagation();

@@ -83,7 +83,11 @@ class SystemsPanel {
     const spec = this.specs[this.chosen], told = f.systems && f.systems[this.chosen];
     this.node.hidden = !told;
     if (!told) return;
-    this.specs.forEach((s, i) => put(this.tabs[i], s.title + (f.systems[i].on ? "" : " · off")));
+    this.specs.forEach((s, i) => {
+      const {on} = f.systems[i];
+      this.tabs[i].hidden = s.special && !on;
+      put(this.tabs[i], s.title + (on || s.special ? "" : " · off"));
+    });
     this.chart.hidden = this.facts.hidden = !told.on;
     this.pages.node.hidden = !told.on || spec.name !== "pages";
     if (!this.pages.node.hidden) this.pages.draw(f);
