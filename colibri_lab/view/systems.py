@@ -231,7 +231,7 @@ GPU = System(
     "the processor computes here; backend: cuda takes a GPU",
     special=True,
 )  # fmt: skip
-SYSTEMS = (PAGES, ROUTER, CACHE, DISPATCH, BATCH, GPU)
+SYSTEMS = (PAGES, ROUTER, CACHE, DISPATCH, GPU, BATCH)
 
 
 def described() -> list[dict[str, Any]]:

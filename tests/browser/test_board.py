@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from colibri_lab.events import PageKind
 from colibri_lab.telemetry import Recorder
 from tests.browser import lab
 from tests.widgets.fake import FakeEngine
@@ -208,6 +209,28 @@ def test_slots_are_coloured_by_sequence(board):
     lab.until(lambda: "sequence 1: " in legend.inner_text(), "the legend names sequences")
     board.locator(".cl-slots canvas").hover(position={"x": 5, "y": 5})
     lab.until(lambda: "sequence 1" in board.locator(".cl-slots .cl-read").inner_text(), "and so does the readout")
+
+
+def test_who_is_on_the_gpu_is_marked(page, server, request, tmp_path):
+    """A recorded run whose experts travel: the legends of Experts and Pages, and the panel of the GPU."""
+    engine = FakeEngine(layers=4, experts=8, top_k=2, slots=64, all_systems=True)
+    with Recorder(engine.telemetry, tmp_path / "run.jsonl", engine.describe()):
+        engine.run(60)
+        for expert in range(3):
+            engine.telemetry.page(11 * 10**8 + expert, PageKind.SENT, 1, expert, 1, 0, 60)
+        engine.telemetry.page(11 * 10**8 + 9, PageKind.LEFT, 1, 2, 1, 0, 60)
+    cells = [f"import colibri_lab\nplayer = colibri_lab.replay({str(tmp_path / 'run.jsonl')!r})\nplayer"]
+    lab.open_notebook(page, server, server.notebook(f"{request.node.originalname}.ipynb", *cells))
+    lab.run_cell(page, 0)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    legend = page.locator(".cl-experts .cl-legend")
+    lab.until(lambda: "on the GPU 2" in legend.inner_text(), "two experts are on the GPU")
+    assert "on the GPU 2 (below)" in page.locator(".cl-pages .cl-legend").first.inner_text()
+    page.get_by_role("tab", name="GPU").click()
+    facts = page.locator(".cl-facts")
+    lab.until(lambda: "sent to the GPU" in facts.inner_text(), "the GPU has a panel")
+    assert "tokens chosen there" in facts.inner_text()
+    shot(page, "gpu")
 
 
 @pytest.mark.parametrize("width", [1000, 500])  # 500: a window of 1000 pixels at 200 %

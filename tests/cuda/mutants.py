@@ -103,6 +103,7 @@ def chosen() -> None:
         said = test_choosing.hosts(path)
         test_choosing.test_the_hosts_text_and_no_logits_travel({"mixtral": path}, said, "on")
         test_choosing.test_logits_that_others_want_come_to_the_host({"mixtral": path}, said)
+        test_choosing.test_both_sides_know_what_was_seen({"mixtral": path})
         test_choosing.test_where_it_is_not_sure_the_host_chooses({"mixtral": path}, said, patch)
 
 

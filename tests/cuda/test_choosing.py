@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from colibri_lab.engine.engine import Engine
+from colibri_lab.engine.request import Asked
 from colibri_lab.ops.cuda_sample import Chooser, Chosen
 from colibri_lab.ops.cuda_whole import Found
 from tests.parity.models import engine
@@ -116,6 +117,18 @@ def test_logits_that_others_want_come_to_the_host(converted: dict[str, Path], on
         assert texts(made, listed=4) == on_host
         assert 0 < count(made, "tokens_listed") < count(made, "tokens_chosen")
         assert count(made, "tokens_listed") + count(made, "tokens_chosen") == 10 * len(HOW)
+
+
+def test_both_sides_know_what_was_seen(converted: dict[str, Path]) -> None:
+    """Of a request whose tokens the host chose for a while: the device's marks are the sampler's."""
+    with engine(converted["mixtral"], backend="sim", telemetry=True) as made:
+        request, text = made.begin(PROMPT, Asked(max_tokens=12, repetition_penalty=1.3))
+        for listed in (0, 0, 2, 2, 0, 0):
+            made.settings.telemetry_top_logprobs = listed
+            next(text)
+        chooser = made._parts.backend.chooser  # type: ignore[attr-defined]
+        seen = made._parts.backend.device.read(chooser._seen[request.seat])  # type: ignore[attr-defined]
+        assert np.flatnonzero(seen).tolist() == sorted(request.sampler.seen or ())
 
 
 def test_counters_fit_into_a_sample(converted: dict[str, Path]) -> None:

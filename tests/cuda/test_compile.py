@@ -54,5 +54,5 @@ def test_an_error_names_the_kernels_own_line(monkeypatch: pytest.MonkeyPatch) ->
     right = nvrtc.bundle("head")
     monkeypatch.setitem(KERNELS, "head", ("finish_logits",))
     monkeypatch.setattr(nvrtc, "bundle", lambda file: right.replace("block_max(top, room)", "block_most(top)"))
-    with pytest.raises(AssertionError, match=r"head\.cu\(10\): error.*block_most"):
+    with pytest.raises(AssertionError, match=r"head\.cu\(11\): error.*block_most"):
         nvrtc.compiled("head", "sm_90")

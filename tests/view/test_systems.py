@@ -112,7 +112,7 @@ def test_notes_and_warnings_stand_where_they_happened():
     notes += [(3, "router_warnings", ["layer 3 is <wide>"])]
     view = view_of(samples, notes)
     header, _ = picture(view)
-    assert header["marks"] == [[[0, "pace 4"]], [], [], [], [[2, "before 8, after 4: memory at 87 %"]], []]
+    assert header["marks"] == [[[0, "pace 4"]], [], [], [], [], [[2, "before 8, after 4: memory at 87 %"]]]
     assert header["warnings"] == ["layer 3 is <wide>"]
     panel = PANELS["batch"](view)
     assert "before 8, after 4: memory at 87 %" in panel
