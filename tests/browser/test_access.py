@@ -9,7 +9,7 @@ from tests.browser import lab
 from tests.browser.test_board import shot
 from tests.widgets.fake import FakeEngine
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 TABLES = ["Experts", "Time", "Text", "KV slots", "Latency", "Systems"]
 
 # what one can do something with, in the order of the page

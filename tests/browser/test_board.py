@@ -14,7 +14,7 @@ from colibri_lab.telemetry import Recorder
 from tests.browser import lab
 from tests.widgets.fake import FakeEngine
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 IMPORT = "import colibri_lab\nmodel = colibri_lab.embedded_model()\n"
 IMPORT += "engine = colibri_lab.load(model, pace=40, expert_cache_bytes='4MiB')"
 SHOW = "lab = colibri_lab.connect(engine)\nlab"

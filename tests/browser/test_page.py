@@ -15,7 +15,7 @@ from tests.browser.servers import TOP, Page
 from tests.browser.test_board import button, shot
 from tests.widgets.fake import FakeEngine
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
 
 @pytest.fixture()

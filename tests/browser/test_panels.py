@@ -11,7 +11,7 @@ from tests.browser import lab
 from tests.browser.servers import TOP
 from tests.browser.test_board import ASK, IMPORT, SHOW, button, shot
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 NAMES = "experts pages kv latency stages text tuner whatif router".split()
 KINDS = dict(zip(NAMES, "experts systems slots latency time prose study study systems".split(), strict=True))
 

@@ -11,7 +11,7 @@ from tests.browser import lab
 from tests.browser.test_board import ASK, IMPORT, OVERLAPS, SHOW, button, shot
 
 SAID = "print([lab.engine.settings.prefill_chunk, lab.engine.settings.eviction_policy])"
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
 
 @pytest.fixture()

@@ -11,7 +11,7 @@ import pytest
 from tests.browser import lab
 from tests.browser.test_board import ASK, IMPORT, SHOW, button, generate, shot
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
 
 @pytest.fixture()

@@ -9,7 +9,7 @@ import pytest
 from tests.browser import lab
 from tests.browser.test_board import ASK, IMPORT, OVERLAPS, SHOW, button, generate, shot
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 WHERE = "print('shown', lab.at, lab.shown.timeline.sampled, lab.error)"
 OPEN = "player = colibri_lab.replay('seen.trace')\nplayer"
 
