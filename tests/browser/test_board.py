@@ -226,7 +226,7 @@ def test_who_is_on_the_gpu_is_marked(page, server, request, tmp_path):
     legend = page.locator(".cl-experts .cl-legend")
     lab.until(lambda: "on the GPU 2" in legend.inner_text(), "two experts are on the GPU")
     assert "on the GPU 2 (below)" in page.locator(".cl-pages .cl-legend").first.inner_text()
-    page.get_by_role("tab", name="GPU").click()
+    page.locator(".cl-tabs").get_by_role("tab", name="GPU").click()
     facts = page.locator(".cl-facts")
     lab.until(lambda: "sent to the GPU" in facts.inner_text(), "the GPU has a panel")
     assert "tokens chosen there" in facts.inner_text()
