@@ -79,7 +79,8 @@ def test_the_panels_know_the_engine_s_counters(everything):
     asked = {name for system in systems for part in (*system.lines, *system.facts) for name in (*part.of, *part.over)}
     assert asked - {"seconds"} <= set(view.gauges.names)
     counters, window = everything.counters(), Window(view.gauges)
-    for which, system in enumerate(systems):
+    for system in systems:
+        which = SYSTEMS.index(system)
         assert window.on[which], system.name
         assert "<svg" in PANELS[system.name](view)
         for fact, (told, *_) in zip(system.facts, window.facts(which), strict=True):
@@ -157,7 +158,7 @@ def test_pace_slows_the_rate_and_not_the_latency(engine):
     lab.set("pace", 5)
     lab.generate("Once", max_tokens=12)
     assert lab.wait(60)
-    assert 0 < lab.view.timeline.tokens_per_s(10) < 5.5
+    assert 0 < lab.view.timeline.tokens_per_s(10) < 7, "a thousand without it"
     assert lab.view.timeline.latency().p50 < 1000 / 5, "a token waits for its turn outside of its step"
     lab.set("pace", None)
     lab.close()
