@@ -19,7 +19,7 @@ from .combined import refuse_combinations
 from .errors import ConfigError
 from .refusals import in_words
 from .settings_table import settings_table
-from .sizes import CoreMask, FilePath, Size
+from .sizes import CoreMask, FilePath, Size, Switch
 
 ROUTERS = ("softmax", "int8_lut", "bit_level", "two_stage")
 EVICTION = ("lru", "lfu", "lfru", "slru", "least_stale")
@@ -198,7 +198,7 @@ class Config(BaseModel):
         unit="bytes",
         ge=0,
     )
-    cuda_graphs: Literal["auto", "on", "off"] = key(
+    cuda_graphs: Switch = key(
         "auto",
         "decode steps as CUDA graphs, which need all experts on the GPU; auto: where that can be, on: or an error that "
         "says why not",

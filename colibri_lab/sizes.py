@@ -1,10 +1,10 @@
-"""Types of config values that a person writes in more ways than one: sizes, paths and core masks."""
+"""Types of config values that a person writes in more ways than one: sizes, paths, core masks and switches."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
@@ -37,6 +37,12 @@ def _mask(value: object) -> object:
     return int(value, 16)
 
 
+def _switch(value: object) -> object:
+    """YAML reads on and off, yes and no as booleans."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 CoreMask = Annotated[int, BeforeValidator(_mask)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]

@@ -95,6 +95,14 @@ def test_wrong_values_are_one_line(values: dict, says: str) -> None:
     assert says in str(error.value) and str(error.value).startswith("some.yaml: ") and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on"), ("no", "off")]
+)
+def test_a_switch_as_yaml_writes_it(tmp_path: Path, text: str, value: str) -> None:
+    (tmp_path / "config.yaml").write_text(f"cuda_graphs: {text}\n")
+    assert Config.from_yaml(tmp_path / "config.yaml").cuda_graphs == value
+
+
 def test_yaml_file_then_overrides(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("model_path: models/tiny\nexpert_cache_bytes: 8MiB\nmax_batch_size: 2\n")
