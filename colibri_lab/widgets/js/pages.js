@@ -35,7 +35,8 @@ class PagesPart {
   // what came in since the last picture glows, and fades by a third with each picture; a picture that stands still
   // says the same to everybody, whatever was seen before
   flash(f) {
-    const cell = f.a.cell, n = cell.length, moves = f.state === "generating" || f.state === "replay";
+    const cell = f.a.cell, n = cell.length, held = f.past && f.past.at >= 0;  // a moment of the past, while the engine goes on
+    const moves = f.state === "replay" || (f.state === "generating" && !held);
     if (this.glow.length !== n) { this.glow = new Float32Array(n); this.before = null; }
     if (moves && this.before === cell) return;
     for (let i = 0; i < n; i++) {
