@@ -81,6 +81,13 @@ def _one_after_the_other(plan: Plan, page: Frontend, result: Result, model: str)
         f"one after the other: {cost['updates']} updates, {cost['events'] / max(cost['updates'], 1):.0f} events each, "
         f"of {4 * PACE} tokens/s as recorded; {parts}"
     )
+    cost = page.run(f"bench.replayed({1 / plan.hz})")
+    rested = 1000 * sum(cost["cpu_s"].values()) / max(cost["updates"], 1)
+    result.add(f"after {1000 / plan.hz:.0f} ms of nothing: the same update ({model})", rested, "ms of CPU")
+    result.notes.append(
+        f"the same updates cost {rested / sum(each.values()):.1f} times as much where this process rested before each, "
+        "with no engine beside them: what is lost of the processor's caches meanwhile, to whoever else is on it"
+    )
     later, again = touch_ns(1 / plan.hz)
     result.add(f"a page of memory after {1000 / plan.hz:.0f} ms", later, "ns", limit=TAKEN_NS)
     result.notes.append(f"a page touched again at once takes {again:.0f} ns")

@@ -59,8 +59,11 @@ class Bench:
         cpu = {name: after[name] - before[name] for name in before}
         say({"seconds": took, "updates": updates, "cpu_s": cpu, "tokens_per_s": decoded / took, "missed": missed})
 
-    def replayed(self, pictures: int = 80) -> None:
-        """CPU seconds of each thread for updates one after the other: each of 1/hz s of a run that was just shown."""
+    def replayed(self, rest: float = 0.0, pictures: int = 80) -> None:
+        """CPU seconds of each thread for updates one after the other: each of 1/hz s of a run that was just shown.
+
+        rest: seconds before each in which this process does nothing.
+        """
         with self._shown() as lab:
             with self._requests(lab):
                 time.sleep(pictures / self._hz + 2)
@@ -80,6 +83,7 @@ class Bench:
             took, told, updates, begun = [], spent(lab), lab.board.updates, view.events
             for _ in range(pictures):
                 now += int(1e9 / self._hz)
+                time.sleep(rest)
                 begin = time.thread_time()
                 lab.board.tick()
                 took.append(time.thread_time() - begin)

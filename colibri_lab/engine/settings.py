@@ -78,6 +78,12 @@ class Settings:
     def __setattr__(self, name: str, value: Any) -> None:
         self.set(**{name: value})
 
+    @property
+    def config(self) -> Config:
+        """All settings as last written: another object after each change."""
+        now: Config = self._board.config
+        return now
+
     def set(self, **values: Any) -> None:
         """Write several at once, all or none."""
         self._board.set(values)
@@ -88,7 +94,7 @@ class Settings:
         return {name: getattr(self._board.config, name) for name in Config.model_fields}
 
     def __dir__(self) -> list[str]:
-        return [*Config.model_fields, "set", "as_dict"]
+        return [*Config.model_fields, "config", "set", "as_dict"]
 
     def __repr__(self) -> str:
         live = ", ".join(f"{name}={getattr(self, name)!r}" for name in Config.live_keys())

@@ -8,6 +8,7 @@ from colibri_lab.events import SlotKind
 from colibri_lab.trace import Batch
 
 _KEPT = 256  # newest sequences whose fill is remembered
+_LATER = 64  # rows that wait to be counted: pictures of the pool are fewer than pictures
 
 
 class SlotView:
@@ -24,7 +25,9 @@ class SlotView:
         self.peak, self.missing = 0, 0
         self._snapshot_ns = -1
         self._used = 0
-        self._fill: dict[int, np.ndarray] = {}  # per sequence: rows written to each slot
+        self._fill: dict[int, np.ndarray] = {}  # per sequence: rows written to each slot, but for those that wait
+        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []  # sequence [n] and slot [n, L] of rows
+        self._rows = 0  # of those
 
     def take(self, batch: Batch) -> None:
         self.missing += batch.missing.get("slots", 0)
@@ -54,6 +57,7 @@ class SlotView:
         """
         if t_ns <= self._snapshot_ns and not more:
             return
+        self._count()
         self._snapshot_ns = t_ns
         self._grow(max((row[0] for row in slots), default=-1) + 1)
         if not more:
@@ -76,8 +80,19 @@ class SlotView:
         if self._snapshot_ns >= 0:
             later = batch.tokens["t_ns"] > self._snapshot_ns
             rows, slot = rows[later], slot[later]
-        told, whole = rows.tolist(), int(slot.min(initial=0)) >= 0
         self._grow(int(slot.max(initial=-1)) + 1)
+        self._waiting.append((rows, slot))
+        self._rows += len(rows)
+        if self._rows > _LATER:
+            self._count()
+
+    def _count(self) -> None:
+        """Into `_fill` what waits."""
+        if not self._waiting:
+            return
+        rows, slot = (np.concatenate(part) for part in zip(*self._waiting, strict=True))
+        self._waiting, self._rows = [], 0
+        told, whole = rows.tolist(), int(slot.min(initial=0)) >= 0
         for sequence in set(told):
             slots = slot[[i for i, mine in enumerate(told) if mine == sequence]].ravel()
             counts = np.zeros(len(self.sequence), "i8")
@@ -117,6 +132,7 @@ class SlotView:
 
     def filled(self, sequences: np.ndarray) -> np.ndarray:
         """As fill, and 0 for the slots of other sequences than these."""
+        self._count()
         out = np.zeros(len(self.sequence), "i8")
         for sequence in sequences.tolist():
             counts = self._fill.get(sequence)

@@ -9,7 +9,6 @@ import hashlib
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from colibri_lab.view.history import History, twin
 SEQUENCES, ROWS, PIECES, CHANGES = 256, 8192, 4096, 512  # most that is kept of each
 _ROW = np.dtype([("sequence", "u4"), ("latency_ns", "u8")])
 _SUMS = ("hits", "faults", "evictions", "bytes_read", "io_ns")
-_ID, _LATENCY = Struct("<i").pack, Struct("=IQ").pack  # a token's id; a _ROW
-FEW, PREFILL, DECODE = 64, int(Phase.PREFILL), int(Phase.DECODE)  # rows that are quicker one by one than as arrays
+PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)
+LATER = 256  # rows that wait to be taken
 KINDS = ("policy_hits", "pin_hits", "prefetch_hits")
 Values = Mapping[str, Any]
 
@@ -79,24 +78,6 @@ class _Track:
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0))
     pieces: dict[int, str] = field(default_factory=dict)
 
-    def one(self, row: tuple[int, ...]) -> None:
-        """A row of TOKEN, as take."""
-        t, _, _, token, phase, _, latency, _, _, _, io, _, _, faults, hits, evictions, read = row
-        if phase == PREFILL:
-            self.prompt_rows += 1
-            self.prompt_ns += latency
-        sums = self.sums
-        sums["hits"] += hits
-        sums["faults"] += faults
-        sums["evictions"] += evictions
-        sums["bytes_read"] += read
-        sums["io_ns"] += io
-        if token >= 0:
-            self.first_ns = self.first_ns or t
-            self.last_ns = t
-            self.sampled += 1
-            self.ids.update(_ID(token))
-
     def take(self, rows: np.ndarray) -> None:
         prompt = rows["latency_ns"][rows["phase"] == PREFILL].tolist()
         self.prompt_rows += len(prompt)
@@ -123,6 +104,8 @@ class Meter:
         self._tracks: dict[int, _Track] = {}
         self._running: set[int] = set()
         self._rows = History(ROWS, _ROW)
+        self._waiting: list[np.ndarray] = []  # TOKEN rows that are not taken yet
+        self._rows_waiting = 0
         self._asked: dict[int, Values] = {}  # by sequence, what the lab noted when it started it
         self._changes: list[tuple[int, int, Values]] = []  # settings by time
         self._base: np.ndarray | None = None  # the gauges when the run began
@@ -146,7 +129,11 @@ class Meter:
                 self._running.add(sequence)
             else:
                 self._running.discard(sequence)
-        self._take_rows(batch.tokens)
+        if len(batch.tokens):
+            self._waiting.append(batch.tokens)
+            self._rows_waiting += len(batch.tokens)
+        if len(batch.sequences) or self.first != before or self._rows_waiting > LATER:
+            self._count()
         for sequence, position, piece in batch.texts:
             pieces = self._track(sequence).pieces
             if len(pieces) < PIECES:
@@ -162,21 +149,21 @@ class Meter:
         if start and (self.first != before or len(batch.sequences) or early):
             self._begin(start, gauges)
 
-    def _take_rows(self, rows: np.ndarray) -> None:
-        if len(rows) > FEW:
-            decode = rows[rows["phase"] == DECODE]
-            latencies = np.zeros(len(decode), _ROW)
-            latencies["sequence"], latencies["latency_ns"] = decode["sequence"], decode["latency_ns"]
-            self._rows.append(latencies)
-            for sequence in set(rows["sequence"].tolist()):
-                self._track(sequence).take(rows[rows["sequence"] == sequence])
-        elif len(rows):
-            told = rows.tolist()
-            self._rows.append(np.frombuffer(b"".join([_LATENCY(r[1], r[6]) for r in told if r[4] == DECODE]), _ROW))
-            for row in told:
-                self._track(row[1]).one(row)
+    def _count(self) -> None:
+        """Takes the rows that wait: they are looked at when a run is kept, not with each picture."""
+        if not self._waiting:
+            return
+        rows = np.concatenate(self._waiting)
+        self._waiting, self._rows_waiting = [], 0
+        decode = rows[rows["phase"] == DECODE]
+        latencies = np.zeros(len(decode), _ROW)
+        latencies["sequence"], latencies["latency_ns"] = decode["sequence"], decode["latency_ns"]
+        self._rows.append(latencies)
+        for sequence in set(rows["sequence"].tolist()):
+            self._track(sequence).take(rows[rows["sequence"] == sequence])
 
     def copy(self) -> Meter:
+        self._count()
         out = twin(self)
         out._tracks = {sequence: track.copy() for sequence, track in self._tracks.items()}
         return out
@@ -206,6 +193,7 @@ class Meter:
 
     def keep(self, name: str, gauges: Gauges, about: Values) -> Run:
         """The run as it is now. ValueError where nothing ran yet."""
+        self._count()
         tracks = [self._tracks[s] for s in sorted(self._tracks) if s >= self.first]
         sampled = sum(track.sampled for track in tracks)
         if not sampled:

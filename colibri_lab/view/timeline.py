@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
@@ -284,5 +285,5 @@ def _edges(bins: int, end_ms: float) -> np.ndarray:
 
 def _nice(value: float) -> float:
     """The least of 1, 1.5, 2, 3, 4, 5, 6, 8 times a power of ten that is not below value."""
-    power = 10.0 ** np.floor(np.log10(value))
-    return float(next((m * power for m in (1, 1.5, 2, 3, 4, 5, 6, 8) if m * power >= value * 0.9999), 10 * power))
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((m * power for m in (1, 1.5, 2, 3, 4, 5, 6, 8) if m * power >= value * 0.9999), 10 * power)

@@ -20,7 +20,7 @@ class Tuner(Still):
         self._settings, self._about, self._write = settings, about, write
         self._schema: dict[str, dict[str, Any]] = Config.model_json_schema()["properties"]
         self._live = [name for name, facts in self._schema.items() if facts["live"]]
-        self._told: tuple[tuple[Any, ...], dict[str, str]] = ((), {})
+        self._told: tuple[tuple[int | None, Config | None], dict[str, str]] = ((None, None), {})
         self.wrong: dict[str, str] = {}
         self.heard: tuple[str, ...] = ()
 
@@ -31,8 +31,8 @@ class Tuner(Still):
 
     def values(self, budget: int | None = None) -> dict[str, str]:
         """Live settings as written, in words. budget: bytes for experts in force, where the setting is none."""
-        now = (budget, *(getattr(self._settings, name, None) for name in self._live))
-        if now != self._told[0]:  # asked for with every picture, and they seldom change
+        now = (budget, self._settings.config)
+        if now[0] != self._told[0][0] or now[1] is not self._told[0][1]:  # asked for with every picture; seldom changes
             told = {name: self._now(name) for name in self._live}
             if budget is not None:
                 told["expert_cache_bytes"] = size(budget)

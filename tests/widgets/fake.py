@@ -21,6 +21,12 @@ WORDS = (
 MS = 1_000_000
 
 
+class FakeSettings(SimpleNamespace):
+    @property
+    def config(self):
+        return dict(vars(self))  # another object each time, as after a change
+
+
 class FakeEngine:
     """Writes events as the real engine does; `rate` tokens/s is what it reaches when pace is off."""
 
@@ -31,7 +37,7 @@ class FakeEngine:
         self.slots, self.slot_size, self.rate = slots, slot_size, rate
         live = {name: Config.model_fields[name].default for name in Config.live_keys()}
         live["expert_cache_bytes"] = layers * experts * expert_bytes // 2
-        self.settings = SimpleNamespace(**live)
+        self.settings = FakeSettings(**live)
         self.rng = np.random.default_rng(seed)
         zipf = 1.0 / np.arange(1, experts + 1) ** 1.1
         self.odds = np.stack([self.rng.permutation(zipf / zipf.sum()) for _ in range(layers)])
