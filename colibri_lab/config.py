@@ -23,7 +23,7 @@ from .sizes import CoreMask, FilePath, Size, Switch
 
 ROUTERS = ("softmax", "int8_lut", "bit_level", "two_stage")
 EVICTION = ("lru", "lfu", "lfru", "slru", "least_stale")
-PREFETCH = ("none", "neighbour", "history", "next_gate")
+PREFETCH = ("none", "neighbour", "history", "next_gate", "second_gate")
 # keys that take a name or an object with these methods
 OBJECTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("eviction_policy", EVICTION, ("hit", "admit", "victim", "forget")),
@@ -116,11 +116,11 @@ class Config(BaseModel):
     )
     prefetcher: Any = key(
         "none",
-        "which experts are read before they are asked for: none, neighbour, history, next_gate, several as "
-        "next_gate+history (most trusted first), or a Prefetcher object; a new one in a running engine begins "
+        "which experts are read before they are asked for: none, neighbour, history, next_gate, second_gate, several "
+        "as next_gate+history (most trusted first), or a Prefetcher object; a new one in a running engine begins "
         "without history",
         section="pager",
-        options=[*PREFETCH, "next_gate+history"],
+        options=[*PREFETCH, "next_gate+history", "next_gate+second_gate"],
         live=True,
     )
     expert_prefetch_pages: int | None = key(

@@ -160,13 +160,13 @@ def pipeline_command(
     tokens: Annotated[int, typer.Option(min=2, help="of each sequence in a round")] = 24,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     threads: Threads = 2,
-    prefetcher: Annotated[str, typer.Option(help="of both sides")] = "none",
+    prefetcher: Annotated[str, typer.Option(help="of the asynchronous side")] = "none",
 ) -> Result:
     """The asynchronous engine beside the synchronous one: speed, stage times, and what overlap could give at most."""
     from colibri_lab.bench import decode, pipeline
-    from colibri_lab.config import PREFETCH
+    from colibri_lab.config import PREFETCH, several
 
-    if prefetcher not in PREFETCH:
+    if prefetcher not in PREFETCH and not several(prefetcher):
         raise ValueError(f"--prefetcher {prefetcher!r} is none of {', '.join(PREFETCH)}")
     shares, together = numbers("budgets", budgets), numbers("batches", batches)
     plan = pipeline.Plan(decode.shape_named(shape), shares, together, tokens, rounds, threads, prefetcher)

@@ -34,7 +34,7 @@ class Plan:
     tokens: int = 24
     rounds: int = 3
     threads: int = 2
-    prefetcher: str = "none"
+    prefetcher: str = "none"  # of the asynchronous side
 
 
 @dataclass
@@ -45,13 +45,15 @@ class Side:
     said: list[list[int]] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     coverable: float = 0.0  # seconds of waiting that the experts of the same layer could have hidden
+    sampled: bool = False  # tokens drawn at random, other ones in each round
 
     def run(self, prompts: list[list[int]], tokens: int) -> Block:
         cursor = self.engine.telemetry.cursor()
         self.engine.telemetry.read(cursor)
         ids: list[list[int]] = [[] for _ in prompts]
+        sampling = {"temperature": 1.0, "seed": len(self.said)} if self.sampled else {}
         with measured(len(prompts) * tokens) as block:
-            for i, token in self.engine.generate_batch(prompts, max_tokens=tokens):
+            for i, token in self.engine.generate_batch(prompts, max_tokens=tokens, **sampling):
                 ids[i].append(token.id)
         batch = self.engine.telemetry.read(cursor)
         spent = {stage: float(batch.tokens[f"{stage}_ns"].sum()) / 1e9 for stage in STAGES}  # rows share their step
@@ -70,9 +72,10 @@ def run(plan: Plan) -> Result:
     for batch in plan.batches:
         for share in plan.budgets:
             _compare(result, plan, path, batch, share)
+    routed = "its own gates" if plan.shape.branch is not None else "Zipf 1.2 within each of 6 topics"
     result.notes.append(
-        f"{plan.threads} threads, prefetcher {plan.prefetcher}; {plan.rounds} rounds in turn of {plan.tokens} tokens "
-        "for each sequence, routed by Zipf 1.2 within each of 6 topics; both sides said the same tokens"
+        f"{plan.threads} threads, prefetcher of async: {plan.prefetcher}; {plan.rounds} rounds in turn of "
+        f"{plan.tokens} tokens for each sequence, routed by {routed}; all sides said the same tokens"
     )
     result.notes.append(
         "speed-up's limit: sync's stages in a row over the longer of its two lanes, the disk's (waiting for pages) and "
@@ -99,35 +102,41 @@ def coverable(pages: Any, experts: float) -> float:
 
 def _compare(result: Result, plan: Plan, path: Path, batch: int, share: int) -> None:
     shape, rounds = plan.shape, plan.rounds + 1
-    routes = zipf_markov_routes(shape.layers, shape.experts, shape.top_k, plan.tokens * rounds, batch)
+    routes = None
+    if shape.branch is None:
+        routes = zipf_markov_routes(shape.layers, shape.experts, shape.top_k, plan.tokens * rounds, batch)
     prompts = np.random.default_rng(0).integers(3, shape.vocab, (batch, 1)).tolist()
     settings: dict[str, Any] = {
         "threads": plan.threads,
         "max_batch_size": batch,
         "prefill_chunk": batch,
         "kv_cache_max_slots": 1024,
+        "pin_after_tokens": None,
     }
-    settings |= {"pin_after_tokens": None, "prefetcher": plan.prefetcher}
     with ExitStack() as stack:
 
-        def side(mode: str) -> Side:
-            engine = Engine.load(path, engine_mode=mode, router=ImposedRouter(routes), **settings)
+        def side(mode: str, prefetcher: str) -> Side:
+            router = {} if routes is None else {"router": ImposedRouter(routes)}
+            engine = Engine.load(path, engine_mode=mode, prefetcher=prefetcher, **router, **settings)
             stack.enter_context(engine)
             engine.settings.expert_cache_bytes = engine.describe()["experts_total_bytes"] * share // 100
             fill(engine)
-            return Side(engine)
+            return Side(engine, sampled=routes is None)
 
         def turn(one: Side) -> Callable[[], Block]:
             return lambda: one.run(prompts, plan.tokens)
 
-        sides = {mode: side(mode) for mode in ("sync", "async")}
+        sides = {"sync": side("sync", "none"), "async": side("async", plan.prefetcher)}
+        if plan.prefetcher != "none":
+            sides["sync ahead"] = side("sync", plan.prefetcher)
         turns = {mode: turn(one) for mode, one in sides.items()}
         interleave(1, turns)  # the policy learns
         for one in sides.values():
             one.stages, one.coverable = dict.fromkeys(STAGES, 0.0), 0.0
         blocks = interleave(plan.rounds, turns)
-        if sides["sync"].said != sides["async"].said:
-            raise RuntimeError(f"batch {batch}, {share} %: async said other tokens than sync")
+        for mode, one in sides.items():
+            if one.said != sides["sync"].said:
+                raise RuntimeError(f"batch {batch}, {share} %: {mode} said other tokens than sync")
         _report(result, f"batch {batch}, {share} %", blocks, sides)
 
 
@@ -144,7 +153,8 @@ def _report(result: Result, name: str, blocks: dict[str, list[Block]], sides: di
     plain, fast = blocks["sync"], blocks["async"]
     work = sum(block.work for block in plain)
     rate = {mode: statistics.median(b.wall_rate for b in blocks[mode]) for mode in blocks}
-    result.add(f"{name}: async", rate["async"], "tokens/s", peer="sync", peer_value=rate["sync"])
+    for mode in list(blocks)[1:]:
+        result.add(f"{name}: {mode}", rate[mode], "tokens/s", peer="sync", peer_value=rate["sync"])
     for mode, one in sides.items():
         for stage, seconds in one.stages.items():
             result.add(f"{name}: {mode} {stage}", 1e3 * seconds / work, "ms/token")
@@ -158,6 +168,9 @@ def _report(result: Result, name: str, blocks: dict[str, list[Block]], sides: di
     counted = sides["async"].engine.counters()["dispatch"]
     for what in ("reads_hidden", "reads_arriving", "split_steps"):
         result.add(f"{name}: {what}", counted[what], "")
+    foreseen = sides["async"].engine.counters()["pager"]["decode_prefetch_recall"]
+    if foreseen:
+        result.add(f"{name}: recall", 100 * foreseen, "% of experts asked for")
     delay = statistics.median(b.delay_s / b.wall_s for b in plain + fast)
     if delay > DELAY_SHARE:
         result.reasons.append(f"{name}: threads waited for a core {delay:.0%} of the time")

@@ -19,7 +19,13 @@ BYTES_PER_WEIGHT = 18 / 32  # 16 bytes of codes and a 2-byte scale for 32 weight
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen3-MoE: per-head query and key norms, untied head, top-k weights that sum to 1."""
+    """A Qwen3-MoE: per-head query and key norms, untied head, top-k weights that sum to 1.
+
+    branch: None draws codes from -8 to 7, whose mean of -1/2 adds up to one direction that all tokens share, so routes
+    hardly change from token to token. Otherwise codes have mean 0, so tokens keep their own directions and go to
+    experts of their own; attention and experts add `branch` of a unit vector each to the stream, which says how much a
+    layer's gate knows of the next layer's choice.
+    """
 
     name: str
     hidden: int
@@ -34,6 +40,7 @@ class Shape:
     positions: int = 4096
     theta: float = 1e6
     norm_eps: float = 1e-6
+    branch: float | None = None
 
     @property
     def active_bytes(self) -> float:
@@ -62,6 +69,8 @@ SHAPES = {
         Shape("m0", 512, 8, 16, 4, 512, 8, 2, 64),
         Shape("m1", 1024, 16, 32, 4, 768, 16, 4, 64),
         Shape("m2", 2048, 16, 32, 4, 1024, 16, 4, 128),
+        # next_gate foresees of it what it foresees of the embedded model's experts (`bench paging`)
+        Shape("m2-routed", 2048, 16, 32, 4, 1024, 16, 4, 128, branch=0.6),
         Shape("olmoe", 2048, 16, 64, 8, 1024, 16, 16, 128, vocab=50304),
         Shape("mixtral-layer", 4096, 1, 8, 2, 14336, 32, 8, 128, vocab=1024),  # its vocabulary would hide the layer
         Shape("qwen3-layer", 2048, 1, 128, 8, 768, 32, 4, 128, vocab=1024),
@@ -136,6 +145,9 @@ def draw(shape: Shape, role: Role, layer: int = 0, expert: int = 0, seed: int = 
     nibbles = bits.random_raw(n * blocks * 2).view(np.uint8).reshape(n, blocks, 16)
     jitter = bits.random_raw(-(-n * blocks // 8)).view(np.uint8)[: n * blocks].reshape(n, blocks)
     gain = np.sqrt(k) if role is Role.EMBEDDING else 1.0  # 4.61: standard deviation of q - 8
+    if shape.branch is not None:
+        nibbles |= (nibbles & 0x0F == 0) * np.uint8(0x08) | (nibbles & 0xF0 == 0) * np.uint8(0x80)  # -8 becomes 0
+        gain *= shape.branch if role in (Role.O, Role.DOWN) else 1.0
     scales = np.float32(gain / (4.61 * np.sqrt(k))) * (
         np.float32(0.8) + jitter.astype(np.float32) * np.float32(0.4 / 255)
     )

@@ -74,9 +74,16 @@ class ImposedRouter:
 
 
 def zipf_markov(model: Path, shape: Shape, tokens: int, threads: int, seed: int = 0) -> Traffic:
-    """Random weights read `tokens` random ids one by one; zipf_markov_routes say where they go."""
-    ids = np.random.default_rng(seed).integers(3, shape.vocab, tokens).tolist()
+    """Random weights read `tokens` ids one by one that come and go like topics, each with Zipf's frequencies.
+
+    Where the shape's own gates route (Shape.branch), the ids do; else they are random, and the experts come and go.
+    """
     engine = {"threads": threads, "prefill_chunk": 1, "kv_cache_max_slots": 512}
+    if shape.branch is not None:
+        ids = 3 + zipf_markov_routes(1, shape.vocab - 3, 1, tokens, seed=seed)[0, :, 0]
+        said = f"{tokens} tokens one by one, Zipf 1.2 within each of 6 topics of 33 tokens; the model's own gates route"
+        return Traffic(model, [ids.tolist()], 1, said, engine)
+    ids = np.random.default_rng(seed).integers(3, shape.vocab, tokens)
     said = f"{tokens} tokens one by one, routed by Zipf 1.2 within each of 6 topics, a topic lasts 33 tokens"
     routes = zipf_markov_routes(shape.layers, shape.experts, shape.top_k, tokens + 1, seed=seed)
-    return Traffic(model, [ids], 1, said, engine, {}, lambda: ImposedRouter(routes))
+    return Traffic(model, [ids.tolist()], 1, said, engine, {}, lambda: ImposedRouter(routes))

@@ -47,10 +47,14 @@ class Pipeline(Transformer):
         self.rings, self._split = rings, split
         self._stage, self._unit, self._since = "embed", Unit(-1, 0, 0), 0
         self.ns = dict.fromkeys(STAGES, 0)  # spent so far; read: asking for pages and waiting for them
-        self.reads_hidden = self.reads_arriving = self.frame_stalls = 0
+        self.reads_hidden = self.reads_arriving = self.frame_stalls = self.full_steps = 0
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """See Transformer.forward."""
+        if self.pager.full:  # nothing is to be read, so nothing would be hidden
+            super().forward(n, seats)
+            self.full_steps += 1
+            return
         if self.whole is not None and self.whole(self, n, seats):
             return
         before, waited, (chose, grouped) = dict(self.ns), self.pager.wait_ns, self.rows.spent.tolist()
@@ -192,9 +196,11 @@ class Pipeline(Transformer):
         error.add_note(f"in stage {stage}{where}")
 
     def counters(self) -> dict[str, int | float]:
-        """Of rings and stages; reads_hidden: had landed before the experts began, reads_arriving: came meanwhile."""
+        """Of rings and stages; reads_hidden: had landed before the experts began, reads_arriving: came meanwhile;
+        full_steps: all experts of the model were in memory, so they ran as synchronous ones do."""
         return {
             **self.rings.counters(),
+            "full_steps": self.full_steps,
             "frame_stalls": self.frame_stalls,
             "reads_hidden": self.reads_hidden,
             "reads_arriving": self.reads_arriving,

@@ -120,6 +120,7 @@ def _type_reader(library: c.CDLL) -> None:
         ("poll", [c.c_void_p], None),
         ("wait", [c.c_void_p, c.c_int, c.c_int64], c.c_int),
         ("error", [c.c_void_p, c.c_int, c.c_void_p], c.c_int),
+        ("busy", [c.c_void_p], c.c_int64),
         ("close", [c.c_void_p], None),
     ):
         function = getattr(library, f"colibri_reader_{name}")

@@ -5,35 +5,78 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import log2
+from time import perf_counter_ns as clock
 from typing import Any
 
 from .pager import Pager
 from .prefetchers import Prefetcher
 
 Key = tuple[int, int]  # (layer, expert)
+LATELY = 128  # guesses of a place, after which earlier ones count half
+LOOKS, LEAST_NS = 64, 10_000_000  # between two looks at the disk, at least
+SURE = 0.8  # how often a guess must be right where the disk reads all the time: a wrong one then costs what a right one
+# saves, and what is needed meanwhile waits until it has been read
 
 
 class Recall:
-    """How many of the experts asked for a guess had named, in memory or not; [prefill, decode]."""
+    """How many of the experts asked for a guess had named, in memory or not; [prefill, decode].
+
+    And how often each place of a guess, most wanted first, was right lately.
+    """
 
     def __init__(self) -> None:
-        self._guess: dict[int, set[int]] = {}  # layer -> what was guessed of it and is not known yet
+        self._guess: dict[int, dict[int, None]] = {}  # layer -> what was guessed of it, in order, and is not known yet
         self._foreseen, self._asked = [0, 0], [0, 0]
+        self._right, self._made = list[float](), list[float]()  # of each place
 
     def guessed(self, layer: int, experts: Sequence[int]) -> None:
-        self._guess.setdefault(layer, set()).update(experts)
+        self._guess.setdefault(layer, {}).update(dict.fromkeys(experts))
 
     def known(self, layer: int, chosen: Sequence[Sequence[int]], decode: bool) -> None:
         """What the rows of a layer really use [n][k]; a layer that nobody guessed at does not count."""
         guess = self._guess.pop(layer, None)
-        if guess is not None:
-            asked = {expert for row in chosen for expert in row}
-            self._asked[decode] += len(asked)
-            self._foreseen[decode] += len(guess & asked)
+        if guess is None:
+            return
+        asked = {expert for row in chosen for expert in row}
+        self._asked[decode] += len(asked)
+        right, made = self._right, self._made
+        for _ in range(len(guess) - len(right)):
+            right.append(1.0)
+            made.append(1.0)
+        for place, expert in enumerate(guess):
+            if made[place] > LATELY:
+                right[place], made[place] = right[place] / 2, made[place] / 2
+            made[place] += 1
+            if expert in asked:
+                right[place] += 1
+                self._foreseen[decode] += 1
+
+    def likely(self, experts: Sequence[int], least: float) -> list[int]:
+        """Those in places that were right in at least this share of the guesses; a new place has yet to show it."""
+        places = len(self._right)
+        return [e for i, e in enumerate(experts) if i >= places or self._right[i] >= least * self._made[i]]
 
     def counters(self, name: str) -> dict[str, float]:
         shares = [foreseen / max(1, asked) for foreseen, asked in zip(self._foreseen, self._asked, strict=True)]
         return {f"prefill_{name}": shares[0], f"decode_{name}": shares[1]}
+
+
+class Busy:
+    """The share of the time in which the disk was reading lately, 0 to 1."""
+
+    def __init__(self) -> None:
+        self.share, self._looks = 0.0, 0
+        self._clock, self._reading = clock(), 0
+
+    def now(self, reading_ns: Callable[[], int]) -> float:
+        """reading_ns: how long the disk has been reading so far; asked now and then."""
+        self._looks += 1
+        if self._looks >= LOOKS and (passed := clock() - self._clock) > LEAST_NS:
+            reading = reading_ns()
+            share = min(1.0, (reading - self._reading) / passed)
+            self.share, self._looks = (self.share + share) / 2, 0
+            self._clock, self._reading = self._clock + passed, reading
+        return self.share
 
 
 class Lookahead:
@@ -44,10 +87,10 @@ class Lookahead:
 
     def __init__(self, pager: Pager, make: Callable[[Any], dict[str, Prefetcher]], pages: int | None) -> None:
         """make: the prefetchers of a setting by name. pages: of one guess, in whole experts, at least one; None: log2
-        of the context's length, and at least the experts that one token needs of a layer."""
+        of the context's length, and at least the experts that the rows of the step may need of a layer."""
         self._pager, self._make, self._pages = pager, make, pages
         self._prefetchers: dict[str, Prefetcher] = {}
-        self._together, self._each = Recall(), dict[str, Recall]()
+        self._together, self._each, self._busy = Recall(), dict[str, Recall](), Busy()
         self.after_experts = False
         self.changes = -1  # the first choice is none
 
@@ -64,35 +107,35 @@ class Lookahead:
         """Whether there is any prefetcher to ask."""
         return bool(self._prefetchers)
 
-    @property
-    def limit(self) -> int:
-        """Experts of one guess now."""
+    def limit(self, rows: int = 1) -> int:
+        """Experts of one guess in a step of so many rows."""
         pager = self._pager
         if self._pages is None:
-            experts = max(pager.top_k, int(log2(max(2, pager.context))) // pager.frames.pages)
+            experts = max(pager.top_k * rows, int(log2(max(2, pager.context))) // pager.frames.pages)
         else:
             experts = max(1, self._pages // pager.frames.pages) if self._pages else 0
         return min(experts, pager.ahead.most)
 
     def look(self, layer: int, chosen: Sequence[Sequence[int]]) -> None:
         """The rows' experts [n][k] of a layer are known and in memory."""
-        pager, limit = self._pager, self.limit
+        pager, limit = self._pager, self.limit(len(chosen))
         pager.settle(layer)
         for recall in (self._together, *self._each.values()):
             recall.known(layer, chosen, pager.decode)
         missing, pager.missed = pager.missed, []
-        if pager.resident == pager.frames.most and pager.above is None:
+        if pager.full:
             return  # nothing is left to guess
         wanted: dict[Key, None] = {}  # most trusted first
+        least = SURE * self._busy.now(pager.reading_ns)
         for name, prefetcher in self._prefetchers.items():
             target, experts = prefetcher.guess(layer, chosen, missing)
             if experts := experts[:limit]:
                 self._each[name].guessed(target, experts)
-                wanted |= dict.fromkeys((target, expert) for expert in experts)
-        for target, keys in groupby(list(wanted)[:limit], key=lambda key: key[0]):
+                wanted |= dict.fromkeys((target, expert) for expert in self._each[name].likely(experts, least))
+        for target, keys in groupby(wanted, key=lambda key: key[0]):
             experts = [expert for _, expert in keys]
             self._together.guessed(target, experts)
-            pager.prefetch(target, experts)
+            limit -= pager.prefetch(target, experts, limit)
 
     def counters(self) -> dict[str, int | float]:
         """Shares of the experts asked for that the guess before had named: what was read ahead, and what each

@@ -53,6 +53,15 @@ class Pager(Residency):
         return self.bytes_read + self.ahead.bytes
 
     @property
+    def full(self) -> bool:
+        """Whether all experts of the model are in memory and there is no faster tier: nobody leaves, nothing moves."""
+        return self.resident == self.frames.most and self.above is None
+
+    def reading_ns(self) -> int:
+        """How long reads have been under way so far, however many at a time."""
+        return self._transfer.reading_ns()
+
+    @property
     def direct(self) -> bool:
         """Whether pages are read past the page cache (O_DIRECT)."""
         return self._transfer.direct
@@ -245,12 +254,13 @@ class Pager(Residency):
             else:
                 self._held[key] -= 1
 
-    def prefetch(self, layer: int, experts: Iterable[int]) -> None:
+    def prefetch(self, layer: int, experts: Iterable[int], most: int | None = None) -> int:
         """Begin to read what may be asked for soon, most wanted first; takes no frame of an expert that was asked for.
 
+        most: experts that are not in memory; the others are not counted. Returns how many there were, at most `most`.
         PagerError for an expert that the model does not have.
         """
-        base = layer * self.experts
+        base, absent = layer * self.experts, 0
         for expert in experts:
             if not 0 <= expert < self.experts:
                 raise PagerError(f"the prefetcher asked for expert {expert} of layer {layer}: there are {self.experts}")
@@ -260,10 +270,14 @@ class Pager(Residency):
                 if self.above is not None:
                     self.above.warm(layer, expert)
                 continue
+            if absent == most:
+                break
             if base + expert in self.ahead.flights:
                 self.ahead.flights.move_to_end(base + expert)
             elif not self.ahead.issue(base + expert, layer, expert):
-                return
+                break
+            absent += 1
+        return absent
 
     def settle(self, layer: int) -> None:
         """All that the running step needs of this layer is known: guesses at it that are not read yet are cancelled."""

@@ -1,4 +1,4 @@
-"""What will be needed soon: `neighbour`, `history`, `next_gate`, combinations, and the protocol for your own.
+"""What will be needed soon: `neighbour`, `history`, `next_gate`, `second_gate`, combinations, your own by a protocol.
 
 Shapes: n rows of the step, k experts a row, E experts a layer, H hidden.
 """
@@ -6,7 +6,6 @@ Shapes: n rows of the step, k experts a row, E experts a layer, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -67,19 +66,20 @@ class History:
 
 
 class NextGate:
-    """The next layer's gate applied to this layer's hidden state: nearly what the next router will be given.
+    """The gate of a layer ahead applied to this layer's hidden state: nearly what that router will be given.
 
-    The hidden state is the residual stream after attention. Where the model has a shared expert, whose output every row
-    gets, the guess waits for the layer's end (`after_experts`) and so includes it. The next layer's norm weight is
-    folded into its gate; the norm's own factor changes no order, so it is left out.
+    ahead: how many sparse layers; the farther, the less the gate knows. The hidden state is the residual stream after
+    attention. Where the model has a shared expert, whose output every row gets, the guess waits for the layer's end
+    (`after_experts`) and so includes it. The layer's norm weight is folded into its gate; the norm's own factor changes
+    no order, so it is left out.
     """
 
-    def __init__(self, rows: Rows, weights: ModelWeights) -> None:
+    def __init__(self, rows: Rows, weights: ModelWeights, ahead: int = 1) -> None:
         self._rows, self._top_k = rows, weights.top_k
         self.after_experts = any(layer.shared is not None for layer in weights.layers)
-        self._gates: dict[int, tuple[int, NDArray[np.float32]]] = {}  # layer -> (next sparse one, its gate [H, E])
+        self._gates: dict[int, tuple[int, NDArray[np.float32]]] = {}  # layer -> (the one ahead, its gate [H, E])
         order = [i for i, layer in enumerate(weights.layers) if layer.gate is not None]
-        for here, after in pairwise(order):
+        for here, after in zip(order, order[ahead:], strict=False):
             layer = weights.layers[after]
             assert layer.gate is not None
             self._gates[here] = after, np.ascontiguousarray((layer.gate * layer.post_norm).T)
@@ -107,5 +107,6 @@ def make_prefetchers(chosen: str | Prefetcher | None, rows: Rows, weights: Model
         "neighbour": lambda: Neighbour(weights.experts),
         "history": lambda: History(sparse, weights.experts, weights.top_k),
         "next_gate": lambda: NextGate(rows, weights),
+        "second_gate": lambda: NextGate(rows, weights, 2),
     }
     return {name: make[name]() for name in chosen.split("+") if name != "none"}

@@ -156,6 +156,9 @@ class QueueTransfer:
         reason = self._library.colibri_reader_error(self._handle, run, c.byref(place))
         return self._reader.error(layer, expert, reason, place.value)
 
+    def reading_ns(self) -> int:
+        return int(self._library.colibri_reader_busy(self._handle)) if self.address is not None else 0
+
     def close(self) -> None:
         if self.address is not None:
             self.address = None

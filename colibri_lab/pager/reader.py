@@ -7,8 +7,10 @@ way the memory budget is honest: no second copy of the weights stays in memory t
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from pathlib import Path
+from time import perf_counter_ns as clock
 from typing import Protocol
 
 import numpy as np
@@ -55,13 +57,33 @@ class Reader:
         self.file, self.piece = file, piece
         self._checked: set[tuple[int, int]] = set()
         self.direct, self._fd = _open(file)
+        self._lock = threading.Lock()
+        self._reading = self._since = self._busy = 0  # reads under way, since when, ns there were some before
 
     def fileno(self) -> int:
         """The descriptor that reads go through."""
         return self._fd
 
+    def reading_ns(self) -> int:
+        """See transfer.Transfer."""
+        with self._lock:
+            return self._busy + (clock() - self._since if self._reading else 0)
+
     def read(self, job: Job) -> None:
         """One expert. PagerError names file, layer and expert."""
+        with self._lock:
+            if not self._reading:
+                self._since = clock()
+            self._reading += 1
+        try:
+            self._read(job)
+        finally:
+            with self._lock:
+                self._reading -= 1
+                if not self._reading:
+                    self._busy += clock() - self._since
+
+    def _read(self, job: Job) -> None:
         offset, size = self.file.extent(job.layer, job.expert)
         new = (job.layer, job.expert) not in self._checked
         expected = self.file.checksums(job.layer, job.expert).tolist() if new else ()

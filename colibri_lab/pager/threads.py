@@ -126,6 +126,9 @@ class ThreadTransfer:
         for flight in flights:
             self._needed.put(flight)
 
+    def reading_ns(self) -> int:
+        return self._reader.reading_ns()
+
     def close(self) -> None:
         for threads, queue in ((self._readers, self._needed), (self._ahead, self._guessed)):
             for _ in threads:

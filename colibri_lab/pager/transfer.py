@@ -60,6 +60,9 @@ class Transfer(Protocol[F]):
     def send(self, flights: Sequence[F]) -> None:
         """See that all of these `read`s begin, in this order, and return at once."""
 
+    def reading_ns(self) -> int:
+        """Nanoseconds in which at least one read was under way so far, as far as that was seen."""
+
     def close(self) -> None:
         """Nothing is under way any more, the file is closed; idempotent."""
 

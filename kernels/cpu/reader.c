@@ -26,7 +26,9 @@ struct Reader {
     pthread_mutex_t lock; /* of all below but state and open */
     Disk disk;
     pid_t process; /* a forked child has a queue of its own */
-    int fd, depth, slots, pieces, pages, reading;
+    int fd, depth, slots, pieces, pages;
+    int reading, urgent; /* reads under way, and those of them that somebody needs */
+    uint64_t since, busy; /* when something came under way, and how long something was before that, ns */
     int64_t bytes, piece; /* of a run, of a piece of it */
     uint8_t *arena;
     Line needed, guessed;
@@ -70,7 +72,8 @@ static void end_pieces(Reader *r, int slot, int pieces, int reason, int where) {
     if (reason && !read->reason) read->reason = reason, read->where = where;
     if ((read->left -= pieces) > 0) return;
     if (read->reason) tell(r, slot, 0, r->pages, ABSENT);
-    r->reading--;
+    if (!--r->reading) r->busy += now_ns(CLOCK_MONOTONIC) - r->since;
+    r->urgent -= read->entries != NULL;
     set_state(r, slot, read->reason ? FAILED : LANDED);
     atomic_fetch_sub(&r->open, 1);
 }
@@ -84,7 +87,11 @@ static int hand_over(Reader *r, int slot) {
         for (int i = 0; i < n; i++) wish[i] = wish_of(r, slot, read->begun + i);
         int taken = disk_ask(r->disk, r->fd, wish, n);
         if (taken == 0 || taken == -EAGAIN || taken == -EINTR) return 0;
-        if (!read->begun) r->reading++, set_state(r, slot, READING);
+        if (!read->begun) {
+            if (!r->reading++) r->since = now_ns(CLOCK_MONOTONIC);
+            r->urgent += read->entries != NULL;
+            set_state(r, slot, READING);
+        }
         if (taken < 0) {
             read->begun = r->pieces;
             end_pieces(r, slot, n, -taken, 0);
@@ -137,7 +144,7 @@ static void leave(Reader *r, Line *line, int slot) {
     }
 }
 
-/* Take what has come, hand over what waits: what is needed first, guesses where nothing else is to be read. */
+/* Take what has come, hand over what waits: what is needed first, guesses while nothing that is needed is read. */
 static void advance(Reader *r) {
     Came came;
     while (disk_take(r->disk, &came)) arrive(r, &came);
@@ -146,7 +153,7 @@ static void advance(Reader *r) {
     while (r->reading < r->depth) {
         Line *line = r->needed.first >= 0 ? &r->needed : &r->guessed;
         int slot = line->first;
-        if (slot < 0) break;
+        if (slot < 0 || (line == &r->guessed && r->urgent)) break; /* a guess would share the disk with what is needed */
         int done = hand_over(r, slot);
         if (r->read[slot].begun) leave(r, line, slot);
         if (!done) {
@@ -158,7 +165,7 @@ static void advance(Reader *r) {
 
 /* In a forked child: what was under way comes to its parent, so it is read again here. */
 static void begin_anew(Reader *r) {
-    r->process = getpid(), r->reading = 0, r->half = -1;
+    r->process = getpid(), r->reading = r->urgent = 0, r->half = -1;
     r->needed = r->guessed = (Line){-1, -1};
     if (!disk_open(&r->disk, r->depth * MOST_PIECES)) r->disk = 0; /* what is asked for then fails, and says why */
     for (int s = 0; s < r->slots; s++) {
@@ -204,6 +211,7 @@ EXPORT void colibri_reader_tell(Reader *r, int slot, int32_t *entries) {
     advance(r);
     int waits = r->state[slot] == QUEUED; /* the line that it stands in goes by its entries */
     if (waits) leave(r, &r->guessed, slot), r->read[slot].next = -1;
+    r->urgent += r->state[slot] == READING && !r->read[slot].entries;
     r->read[slot].entries = entries;
     if (waits) line_up(r, slot);
     tell(r, slot, 0, r->pages, r->state[slot] == FAILED ? ABSENT : COMING);
@@ -239,6 +247,14 @@ EXPORT int colibri_reader_wait(Reader *r, int slot, int64_t most) {
         if (state == IDLE || state >= LANDED || (int64_t)passed >= most) return state;
         relax();
     }
+}
+
+/* Nanoseconds in which a read was under way so far. */
+EXPORT int64_t colibri_reader_busy(Reader *r) {
+    take_lock(r);
+    uint64_t busy = r->busy + (r->reading ? now_ns(CLOCK_MONOTONIC) - r->since : 0);
+    pthread_mutex_unlock(&r->lock);
+    return (int64_t)busy;
 }
 
 /* Why a read failed: an errno, or one of the reasons above; where: see Read. */

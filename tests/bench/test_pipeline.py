@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from colibri_lab.analysis.routes import zipf_markov_routes
 from colibri_lab.bench import main, pipeline
 from colibri_lab.bench.shapes import SHAPES
-from colibri_lab.bench.traffic import ImposedRouter
+from colibri_lab.bench.traffic import ImposedRouter, zipf_markov
 from colibri_lab.engine.engine import Engine
 from colibri_lab.events import PAGES, PageKind
 
@@ -43,6 +44,15 @@ def test_pipeline_compares_both_modes(capsys: pytest.CaptureFixture[str]) -> Non
             assert rows[f"{name}: sync experts"]["value"] > 0 and rows[f"{name}: async attention"]["value"] > 0
         assert rows[f"batch {batch}, 50 %: sync io"]["value"] > 0 == rows[f"batch {batch}, 100 %: sync io"]["value"]
         assert rows[f"batch {batch}, 50 %: reads_arriving"]["value"] > 0
+
+
+def test_a_routed_shape_chooses_for_itself() -> None:
+    shape = replace(SHAPES["nano"], name="nano-routed", branch=0.5)
+    result = pipeline.run(pipeline.Plan(shape, [50], [1], tokens=8, rounds=2, threads=1, prefetcher="next_gate"))
+    rows = {row.what: row for row in result.rows}
+    assert rows["batch 1, 50 %: recall"].value > 40 and rows["batch 1, 50 %: sync ahead"].ratio > 0
+    traffic = zipf_markov(pipeline.make_model(shape, 0), shape, 50, 1)
+    assert traffic.router is None and 3 <= min(traffic.prompts[0]) and len(set(traffic.prompts[0])) > 10
 
 
 def test_a_layer_hides_its_own_reads_alone() -> None:

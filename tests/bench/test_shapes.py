@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -79,3 +81,12 @@ def test_bytes_of_a_token_are_those_of_the_findings() -> None:
     assert SHAPES["m0"].active_bytes == pytest.approx(26.6e6, rel=0.01)
     assert SHAPES["m1"].active_bytes == pytest.approx(129e6, rel=0.01)
     assert SHAPES["m2"].active_bytes == pytest.approx(362e6, rel=0.01)
+
+
+def test_a_routed_shape_has_no_direction_that_all_tokens_share() -> None:
+    shape, plain = replace(SHAPES["nano"], branch=0.5), SHAPES["nano"]
+    for role, gain in ((Role.UP, 1.0), (Role.DOWN, 0.5), (Role.O, 0.5)):
+        codes, drawn = draw(shape, role).codes(), draw(plain, role)
+        assert codes.min() == 1 and abs(float(codes.mean()) - 8) < 0.05
+        assert ((codes == drawn.codes()) | (drawn.codes() == 0)).all(), "the same numbers otherwise"
+        assert np.allclose(draw(shape, role).scales.astype(float), gain * drawn.scales.astype(float), rtol=2e-3)

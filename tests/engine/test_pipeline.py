@@ -55,6 +55,26 @@ def test_counters_prove_the_mode(load: Load) -> None:
     assert many["reads_hidden"] > 0, "the reads of one group end while the other computes"
 
 
+def test_with_all_experts_in_memory_a_step_runs_as_a_synchronous_one(load: Load) -> None:
+    engine = load(engine_mode="async", expert_cache_bytes="1GiB")
+    said = ids(engine.generate(PROMPT, max_tokens=400))
+    assert said == ids(load().generate(PROMPT, max_tokens=400))
+    told, pager, steps = (engine.counters()[name] for name in ("dispatch", "pager", "engine"))
+    if pager["experts_resident"] < 128:  # some expert was never asked for
+        for layer in range(8):
+            engine._parts.pager.acquire(layer, range(16))
+        before = engine.counters()["engine"]["steps"], engine.counters()["dispatch"]["full_steps"]
+        assert ids(engine.generate(PROMPT, max_tokens=20)) == said[:20]
+        after = engine.counters()["engine"]["steps"], engine.counters()["dispatch"]["full_steps"]
+        assert after[1] - before[1] == after[0] - before[0] > 0
+    else:
+        assert 0 < told["full_steps"] < steps["steps"]
+    engine.settings.expert_cache_bytes = "1MiB"
+    full = engine.counters()["dispatch"]["full_steps"]
+    assert ids(engine.generate(PROMPT, max_tokens=20)) == said[:20]
+    assert engine.counters()["dispatch"]["full_steps"] == full and idle(engine)
+
+
 NAMED = ("attention", "router", "dispatch", "io", "experts")
 
 

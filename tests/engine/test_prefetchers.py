@@ -12,7 +12,8 @@ from colibri_lab.config import PREFETCH
 from colibri_lab.engine.engine import Engine
 from colibri_lab.errors import PagerError
 from colibri_lab.ops.types import Rows
-from colibri_lab.pager.lookahead import Lookahead
+from colibri_lab.pager import lookahead
+from colibri_lab.pager.lookahead import Busy, Lookahead, Recall
 from colibri_lab.pager.prefetchers import NextGate
 from colibri_lab.paths import embedded_model
 from tests.makers import make
@@ -116,8 +117,8 @@ def test_prefetchers_combine_and_each_is_counted() -> None:
 
 def test_a_combination_shares_its_limit_and_reads_nothing_twice() -> None:
     class Pager:
-        top_k, context, missed, resident, decode = 2, 1, [9], 0, True
-        frames = type("Frames", (), {"pages": 1, "most": 99})()
+        top_k, context, missed, full, decode = 2, 1, [9], False, True
+        frames = type("Frames", (), {"pages": 1})()
         ahead = type("Ahead", (), {"most": 5})()
 
         def __init__(self) -> None:
@@ -127,8 +128,12 @@ def test_a_combination_shares_its_limit_and_reads_nothing_twice() -> None:
 
         def settle(self, layer: int) -> None: ...
 
-        def prefetch(self, layer: int, experts: list[int]) -> None:
-            self.asked.append((layer, experts))
+        def reading_ns(self) -> int:
+            return 0
+
+        def prefetch(self, layer: int, experts: list[int], most: int) -> int:
+            self.asked.append((layer, experts[:most]))
+            return len(experts[:most])
 
     class Says:
         def __init__(self, *answer: Any) -> None:
@@ -145,6 +150,63 @@ def test_a_combination_shares_its_limit_and_reads_nothing_twice() -> None:
     recall = {name: value for name, value in ahead.counters().items() if name.startswith("decode")}
     assert recall == {"decode_prefetch_recall": 1, "decode_prefetch_recall_a": 0.5, "decode_prefetch_recall_b": 1,
                       "decode_prefetch_recall_c": 0}  # fmt: skip
+
+
+def test_places_that_are_seldom_right_are_not_read_where_the_disk_is_busy() -> None:
+    recall = Recall()
+    assert recall.likely([1, 2, 3], 1.0) == [1, 2, 3], "a new place has yet to show it"
+    for i in range(400):
+        recall.guessed(0, [1, 2, 3])
+        recall.known(0, [[1, 2 if i % 2 else 4], [1, 5]], decode=True)  # places 0, 1, 2: always, half, never
+    assert recall.likely([7, 8, 9], 0.0) == [7, 8, 9] and recall.likely([7, 8, 9], 0.3) == [7, 8]
+    assert recall.likely([7, 8, 9, 6], 0.8) == [7, 6]
+    for _ in range(400):  # what was long ago counts no more
+        recall.guessed(0, [1, 2, 3])
+        recall.known(0, [[3, 9]], decode=True)
+    assert recall.likely([7, 8, 9], 0.8) == [9]
+    assert recall.counters("x")["decode_x"] == pytest.approx((400 + 200 + 400) / (400 * 3 + 400 * 2), abs=0.15)
+
+
+def test_a_busy_disk_is_told_by_its_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, reading = [0], [0]
+    monkeypatch.setattr(lookahead, "clock", lambda: now[0])
+    busy = Busy()
+
+    def pass_(ms: int, share: float) -> float:
+        now[0] += ms * 1_000_000
+        reading[0] += int(share * ms * 1_000_000)
+        for _ in range(lookahead.LOOKS):
+            said = busy.now(lambda: reading[0])
+        return said
+
+    assert busy.now(lambda: 10**9) == 0 and pass_(1, 1.0) == 0, "not asked before some time has passed"
+    for _ in range(12):
+        said = pass_(20, 1.0)
+    assert said > 0.99
+    for _ in range(12):
+        said = pass_(20, 0.25)
+    assert said == pytest.approx(0.25, abs=0.01)
+    assert pass_(20, 3.0) <= 1
+
+
+def test_second_gate_asks_two_layers_ahead() -> None:
+    with load(prefetcher="next_gate+second_gate") as engine:
+        both = engine._parts.ahead._prefetchers
+        seen: dict[str, set[tuple[int, int]]] = {name: set() for name in both}
+        for name, prefetcher in both.items():
+
+            def spy(layer: int, chosen: Any, missing: Any, guess: Any = prefetcher.guess, name: str = name) -> Any:
+                answer = guess(layer, chosen, missing)
+                seen[name].add((layer, answer[0] if answer[1] else -1))
+                return answer
+
+            prefetcher.guess = spy
+        list(engine.generate(PROMPT, max_tokens=30))
+        counters = engine.counters()["pager"]
+    assert seen["next_gate"] == {(layer, layer + 1 if layer < 7 else -1) for layer in range(8)}
+    assert seen["second_gate"] == {(layer, layer + 2 if layer < 6 else -1) for layer in range(8)}
+    near, far = (counters[f"decode_prefetch_recall_{name}"] for name in ("next_gate", "second_gate"))
+    assert 0.5 < far < near
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -109,6 +109,46 @@ def test_what_is_needed_passes_guesses_and_what_waits_can_be_called_off(file: Fa
     transfer.close()
 
 
+def test_no_guess_shares_the_disk_with_what_is_needed(file: FakeFile) -> None:
+    made = Opened(file, 2)
+    transfer = made.transfer
+    for at in range(50):
+        needed, guess = transfer.read(0, at % 5, at % 5), transfer.guess(1, at % 5, 5 + at % 5)
+        assert guess.cancel() or needed.landed, "it waits, though two reads may be under way"
+        transfer.load([needed])
+        if not guess.cancelled:
+            guess.wait()
+    made.table[:] = ABSENT
+    urgent = [transfer.guess(2, expert, 10 + expert) for expert in range(5)]
+    urgent[4].publish()  # needed from now on, whatever it was
+    urgent[4].wait()
+    assert made.whole(2, 4)
+    for guess in urgent[:4]:
+        guess.wait()  # they begin when it has come
+        guess.publish()
+    assert all(made.whole(2, expert) for expert in range(4))
+    transfer.close()
+
+
+@pytest.mark.parametrize("kind", ["queue", "threads"])
+def test_the_time_of_reading_is_told(file: FakeFile, kind: str) -> None:
+    begin = time.perf_counter_ns()
+    made = Opened(file, 2)
+    transfer: Any = made.transfer
+    if kind == "threads":
+        transfer = ThreadTransfer(Reader(file), 2)
+        transfer.serve(made.frames, made.table)
+    assert transfer.reading_ns() == 0
+    told = []
+    for at in range(6):
+        transfer.load([transfer.read(at % 3, expert, expert) for expert in range(2)])
+        told.append(transfer.reading_ns())
+    assert told == sorted(set(told)) and told[-1] <= time.perf_counter_ns() - begin
+    assert transfer.reading_ns() == told[-1], "nothing is under way"
+    transfer.close()
+    made.transfer.close()
+
+
 def test_a_guess_that_is_needed_while_it_waits_passes_others_and_can_be_called_off(file: FakeFile) -> None:
     made = one_at_a_time(file)
     transfer = made.transfer
