@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.transformer import Transformer
-from ..ops.types import F32, I32, KVPool
+from ..ops.types import F32, I32, KVPool, Staged
 from ..pager.pager import Pager
 from .evaluate import Drop, Turn, forward
 from .step import Stepper
@@ -89,9 +89,17 @@ class Follower:
         return getattr(self._backend, name)
 
     def attn_router(self, layer: int, n: int, at: int = 0) -> None:
+        self._attends(self._backend.attn_router, layer, n, at)
+
+    def first_stage(self, layer: int, n: int, at: int = 0) -> None:
+        """Of two calls in place of attn_router the one that attends."""
+        assert isinstance(self._backend, Staged)
+        self._attends(self._backend.first_stage, layer, n, at)
+
+    def _attends(self, call: Callable[[int, int, int], None], layer: int, n: int, at: int) -> None:
         rows, row = self._transformer.rows, self._row(n, at)
         visit = None if row is None else Visit(row - at, rows.x[row].copy())
-        self._backend.attn_router(layer, n, at)
+        call(layer, n, at)
         if visit is not None:
             visit.attended, visit.ffn_in = rows.x[row].copy(), rows.ffn_in[row].copy()
             self._path.layers.append(visit)

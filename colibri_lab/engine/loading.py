@@ -30,7 +30,8 @@ from ..ops.cuda import CudaBackend
 from ..ops.cuda_experts import Sharing
 from ..ops.routing import Routing
 from ..ops.select import choose_backend
-from ..ops.types import ON_CPU, Backend, Rows
+from ..ops.types import ON_CPU, Backend, Rows, Staged
+from ..pager.early import EarlyReads
 from ..pager.lookahead import Lookahead
 from ..pager.pager import Pager
 from ..pager.prefetchers import make_prefetchers
@@ -69,6 +70,7 @@ class Parts:
     top_k: int
     rounded: int  # router weights that router_dtype changed
     ahead: Lookahead
+    early: EarlyReads | None
     transformer: Transformer
     telemetry: Any
     max_positions: int
@@ -213,7 +215,9 @@ def build(config: Config, positions: int | None = None) -> Parts:
         dispatcher = Dispatcher(spec.experts, top_k)
         ahead = Lookahead(pager, partial(make_prefetchers, rows=rows, weights=weights), config.expert_prefetch_pages)
         ahead.follow(config.prefetcher)
-        seen = backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead if ahead.active else None
+        staged = routing.kind == "two_stage" and router is None and isinstance(backend, Staged)
+        early = EarlyReads(pager, ahead, rows, threads) if staged else None
+        seen = backend, rows, spec.sparse, pager, kv, dispatcher, router, ahead if ahead.active else None, early
         rings = Rings[Unit](config.dispatch_ring_size, config.dispatch_watermark)
         transformer = Pipeline(rings, Split(config.attention == "exact"), *seen) if asynchronous else Transformer(*seen)
         if isinstance(backend, CudaBackend):
@@ -238,6 +242,7 @@ def build(config: Config, positions: int | None = None) -> Parts:
         top_k,
         rounded,
         ahead,
+        early,
         transformer,
         telemetry,
         positions,

@@ -106,7 +106,9 @@ class Pipeline(Transformer):
     def _produce(self, layer: int, sparse: bool, at: int, n: int) -> None:
         self._unit = unit = Unit(layer, at, n)
         self._enter("attention")
-        self.backend.attn_router(layer, n, at)
+        reading = self._attend(layer, sparse, n, at)
+        self.ns["attention"] -= reading
+        self.ns["ahead"] += reading
         if sparse:
             self._enter("router")
             experts, weights, route, gate = self._views.get((at, n)) or self._view(n, at)

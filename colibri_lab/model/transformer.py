@@ -61,6 +61,14 @@ class Ahead(Protocol):
     def look(self, layer: int, chosen: Sequence[Sequence[int]]) -> None: ...
 
 
+class Between(Protocol):
+    """Who begins reads between the two stages of a backend's router, seen from here."""
+
+    def pays(self, layer: int, n: int) -> bool: ...
+
+    def attend(self, backend: Backend, layer: int, n: int, at: int = 0) -> int: ...
+
+
 Views = tuple[NDArray[Any], NDArray[Any], list[NDArray[Any]], list[NDArray[Any]]]
 
 
@@ -68,10 +76,12 @@ class Transformer:
     """The decoder layers over one backend. Stage times of the last forward are in *_ns."""
 
     def __init__(self, backend: Backend, rows: Rows, sparse: Sequence[bool], pager: Experts, kv: Cache,
-                 dispatch: Dispatch, router: Choice | None = None, ahead: Ahead | None = None) -> None:  # fmt: skip
+                 dispatch: Dispatch, router: Choice | None = None, ahead: Ahead | None = None,
+                 between: Between | None = None) -> None:  # fmt: skip
         self.backend, self.rows, self.pager, self.kv = backend, rows, pager, kv
         self._experts = rows.router_logits.shape[1]
         self._dispatch, self._router, self._sparse = dispatch, router, tuple(sparse)
+        self._stages = between
         self.follow(ahead)
         shape = (len(self._sparse), *rows.experts.shape)
         self.route: NDArray[np.int32] = np.full(shape, NO_EXPERT, np.int32)  # [L, R, k] choices of the step
@@ -82,10 +92,12 @@ class Transformer:
         self.pressed: list[object] = []  # interrupts that wait for a safe place; see engine.interrupt
 
     def follow(self, ahead: Ahead | None) -> None:
-        """Whom to tell of the experts that each layer chose: before they compute, or after; None: nobody."""
+        """Whom to tell of the experts that each layer chose: before they compute, or after; None: nobody, and nothing
+        is read ahead."""
         late = ahead is not None and ahead.after_experts
         self._early: Ahead | None = None if late else ahead
         self._late: Ahead | None = ahead if late else None
+        self._between = None if ahead is None else self._stages
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """Rows [0, n) through all layers; rows.token, .position, .seat are set, rows of a seat in order of position."""
@@ -99,7 +111,7 @@ class Transformer:
         backend.embed(n)  # x [R, H]
         begin = clock()
         for layer, sparse in enumerate(self._sparse):
-            backend.attn_router(layer, n)  # x, ffn_in [R, H]; router_logits [R, E]; experts, weights [R, k]
+            reading = self._attend(layer, sparse, n)  # x, ffn_in [R, H]; router_logits [R, E]; experts, weights [R, k]
             routed = clock()
             if sparse:
                 if self._router is not None:
@@ -128,8 +140,8 @@ class Transformer:
                 backend.expert_ffn(layer, n, 0, 0)
                 compute += clock() - start
             done = clock()
-            attention += routed - begin
-            ffn += done - routed
+            attention += routed - begin - reading
+            ffn += done - routed + reading
             begin = done
             if self.pressed:
                 raise KeyboardInterrupt
@@ -137,6 +149,14 @@ class Transformer:
         chose, grouped = chosen_ns - chose + router, grouped_ns - grouped
         self.attention_ns, self.router_ns = attention - chose, chose
         self.experts_ns, self.dispatch_ns = compute - grouped, ffn - compute - self.io_ns + grouped
+
+    def _attend(self, layer: int, sparse: bool, n: int, at: int = 0) -> int:
+        """A layer's attention and router; the nanoseconds in which reads began between the router's two stages."""
+        between = self._between
+        if between is not None and sparse and between.pays(layer, n):
+            return between.attend(self.backend, layer, n, at)
+        self.backend.attn_router(layer, n, at)
+        return 0
 
     def head(self, out_rows: Sequence[int]) -> None:
         """Logits [n, V] of some rows of the step."""

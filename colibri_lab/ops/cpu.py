@@ -30,6 +30,7 @@ class CpuBackend:
         self._bind, self._free = library.colibri_bind, library.colibri_free
         self._embed, self._head = library.colibri_embed, library.colibri_head
         self._attn_router, self._expert_ffn = library.colibri_attn_router, library.colibri_expert_ffn
+        self._first_stage, self._second_stage = library.colibri_first_stage, library.colibri_second_stage
         self._context: c.c_void_p | None = None
         self._process = 0  # that has the library's threads
         self._bound: Binding | None = None
@@ -54,6 +55,16 @@ class CpuBackend:
 
     def attn_router(self, layer: int, n: int, at: int = 0) -> None:
         failed = self._attn_router(self._context, layer, at, n)
+        if failed:
+            self._raise(failed, layer, at)
+
+    def first_stage(self, layer: int, n: int, at: int = 0) -> None:
+        failed = self._first_stage(self._context, layer, at, n)
+        if failed:
+            self._raise(failed, layer, at)
+
+    def second_stage(self, layer: int, n: int, at: int = 0) -> None:
+        failed = self._second_stage(self._context, layer, at, n)
         if failed:
             self._raise(failed, layer, at)
 
@@ -97,7 +108,8 @@ def open_library(level: str | None = None) -> tuple[str, c.CDLL]:
             raise build.KernelError(f"ops/abi.py and kernels/cpu/types.h disagree about {struct.__name__}")
     library.colibri_bind.argtypes, library.colibri_bind.restype = [c.c_void_p], c.c_void_p
     library.colibri_free.argtypes, library.colibri_free.restype = [c.c_void_p], None
-    for name, integers in (("embed", 1), ("attn_router", 3), ("expert_ffn", 5), ("head", 1)):
+    stages = ("first_stage", 3), ("second_stage", 3)
+    for name, integers in (("embed", 1), ("attn_router", 3), *stages, ("expert_ffn", 5), ("head", 1)):
         function = getattr(library, f"colibri_{name}")
         function.argtypes, function.restype = [c.c_void_p] + [c.c_int] * integers, c.c_int64
     library.colibri_route.argtypes = [c.c_void_p, c.c_void_p, c.c_int, c.c_int]

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .device import Device
+from .int8 import matmul_int8, quantise_row
 from .launch import FILE_OF, Kernels, signatures
 from .layout import PAGE, MatrixLayout, ceil_div
 from .pack import pack_codes
 from .products import job_list, shared_bytes, upload
-from .reference import matmul_int8, quantise_row, rms_norm
+from .reference import rms_norm
 
 Array = NDArray[Any]
 SWIGLU = 256  # threads of a block

@@ -9,17 +9,17 @@ from time import perf_counter_ns as clock
 from time import sleep
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import checks, route
-from .layout import MatrixLayout, ceil_div
-from .pack import unpack, unpack_codes
+from .int8 import matmul_int8
+from .pack import unpack
 from .routing import Routing, gate_codes
 from .types import (
     COMING,
     F32,
     FFN,
     I32,
-    U8,
     AttentionWeights,
     ExpertPages,
     KVPool,
@@ -30,6 +30,8 @@ from .types import (
     NonFiniteLogits,
     Rows,
 )
+
+Sight = tuple[list[int], int]  # a row's guessed experts, and how many tokens it attends to
 
 
 class ReferenceBackend:
@@ -52,6 +54,8 @@ class ReferenceBackend:
             if layer.gate is not None and self._routing.kind == "two_stage"
         }
         self._sum = np.zeros_like(rows.x)  # [R, H] the layer's sum of experts
+        self._found: dict[int, NDArray[np.int64] | None] = {}  # by row, of two_stage's first stage
+        self._staged: tuple[int, int, int, list[Sight]] | None = None  # layer, n, at between its two
         self._dense.clear()
 
     def embed(self, n: int) -> None:
@@ -61,10 +65,37 @@ class ReferenceBackend:
         self.rows.x[:n] = table[checks.indices(self.rows.token[:n], self.weights.vocab, "token")]
 
     def attn_router(self, layer: int, n: int, at: int = 0) -> None:
+        if layer in self._codes:
+            self.first_stage(layer, n, at)
+            self.second_stage(layer, n, at)
+        else:
+            self._choose(layer, n, at, self._attends(layer, n, at))
+
+    def first_stage(self, layer: int, n: int, at: int = 0) -> None:
+        """See types.Staged."""
+        if layer not in self._codes:
+            raise IndexError(f"layer is outside its range (at {layer})")
+        sights, rows, k = self._attends(layer, n, at), self.rows, self.weights.top_k
+        begin = clock()
+        for r in range(at, at + n):
+            found = route.first_stage(self._codes[layer], rows.ffn_in[r], k, self._routing.bits)
+            self._found[r], rows.experts[r] = found
+        rows.spent[0] += clock() - begin
+        self._staged = layer, n, at, sights
+
+    def second_stage(self, layer: int, n: int, at: int = 0) -> None:
+        """See types.Staged."""
+        staged, self._staged = self._staged, None
+        if staged is None or staged[:3] != (layer, n, at):
+            raise IndexError(f"n is outside its range (at {n})")
+        self._choose(*staged)
+
+    def _attends(self, layer: int, n: int, at: int) -> list[Sight]:
+        """All before the router."""
         w, rows = self.weights, self.rows
-        block = w.layers[layer]
+        block, self._staged = w.layers[layer], None
         checks.positions(rows, self.kv, w, at, n)
-        some = range(at, at + n)
+        some, sights = range(at, at + n), list[Sight]()
         queries = [self._project(block, layer, r) for r in some]  # all keys are written before the first row looks
         for r in some:
             guess, seen = self._look(block, layer, r)
@@ -74,12 +105,18 @@ class ReferenceBackend:
                 out = out + block.attention.o_bias
             rows.x[r] += out
             rows.ffn_in[r] = rms_norm(rows.x[r], block.post_norm, w.norm_eps)
+            sights.append((guess, len(seen)))
+        return sights
+
+    def _choose(self, layer: int, n: int, at: int, sights: list[Sight]) -> None:
+        block = self.weights.layers[layer]
+        for r, (guess, seen) in enumerate(sights, at):
             if block.gate is not None:
                 begin = clock()
                 self._route(block.gate, layer, r)
-                rows.spent[0] += clock() - begin
-            recalled = int(rows.experts[r, 0] in guess) if guess else 0
-            self.kv.seen[layer] += (len(seen), self._reach(block.attention, r), len(guess) > 0, recalled)
+                self.rows.spent[0] += clock() - begin
+            recalled = int(self.rows.experts[r, 0] in guess) if guess else 0
+            self.kv.seen[layer] += (seen, self._reach(block.attention, r), len(guess) > 0, recalled)
 
     def _route(self, gate: F32, layer: int, r: int) -> None:
         w, rows, routing, x = self.weights, self.rows, self._routing, self.rows.ffn_in[r]
@@ -91,7 +128,7 @@ class ReferenceBackend:
             elif routing.kind == "bit_level":
                 choice = route.bit_level(logits, k, normalise)
             elif routing.kind == "two_stage":
-                choice, logits = route.two_stage(gate, self._codes[layer], x, k, normalise, bits)
+                choice, logits = route.second_stage(gate, self._found[r], x, k, normalise)
             else:
                 choice = route.softmax(logits, k, normalise)
         except route.NotFinite:
@@ -251,31 +288,3 @@ def rotate(x: F32, cos: F32, sin: F32) -> F32:
     """Rotary embedding of heads [h, D], the halves of a head being the two coordinates (Hugging Face's order)."""
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-def quantise_row(x: F32, group: int) -> tuple[F32, F32]:
-    """x [K] as int8 codes (in float32) [B, g] and scales [B]: scale = absmax / 127, codes rounded to nearest even."""
-    padded = np.zeros(ceil_div(len(x), group) * group, np.float32)
-    padded[: len(x)] = x
-    blocks = padded.reshape(-1, group)
-    top = np.abs(blocks).max(axis=1)
-    fine = (top >= np.float32(1e-30)) & np.isfinite(top)
-    inverse = np.where(fine, np.float32(127) / np.where(fine, top, np.float32(1)), np.float32(0))
-    codes = np.rint(np.where(fine[:, None], blocks, np.float32(0)) * inverse[:, None])
-    scales = np.where(fine, top / np.float32(127), np.where(np.isfinite(top), np.float32(0), np.float32(np.nan)))
-    return codes, scales.astype(np.float32)
-
-
-def matmul_int8(run: U8, layout: MatrixLayout, x: F32) -> F32:
-    """W x with int8 activations: exact integer dots per group, then float32 sums over groups in order."""
-    codes, scales = unpack_codes(run, layout)
-    wide = np.zeros((layout.rows, scales.shape[1] * layout.group), np.float32)
-    wide[:, : layout.cols] = codes
-    if layout.dtype == "int4":
-        wide[:, : layout.cols] -= 8
-    q, steps = quantise_row(x, layout.group)
-    dots = np.einsum("nbg,bg->nb", wide.reshape(layout.rows, -1, layout.group), q)  # below 2^24, so exact in float32
-    out = np.zeros(layout.rows, np.float32)
-    for b in range(scales.shape[1]):
-        out += scales[:, b].astype(np.float32) * steps[b] * dots[:, b]
-    return out

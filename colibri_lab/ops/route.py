@@ -140,15 +140,17 @@ def _index(z: F32 | np.float32) -> NDArray[np.int64]:
     return np.asarray(np.rint((inside + np.float32(BELOW)) * np.float32(TABLE_STEP))).astype(np.int64)
 
 
-def candidates(codes: GateCodes, x: F32, k: int, bits: int) -> NDArray[np.int64] | None:
-    """Experts that hold the true k best for sure, or None when the bound does not shut out half of them.
+def first_stage(codes: GateCodes, x: F32, k: int, bits: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int32]]:
+    """Experts that hold the true k best for sure, or None when the bound does not shut out half of them; and the k with
+    the largest of the least possible logits, best first, or -1s [k] where there is no bound.
 
     See router/two_stage.py for the derivation.
     """
+    unknown = np.full(k, -1, np.int32)
     bits_x = min(bits, HIDDEN_BITS)
     last, peak = np.float32(2 ** (bits_x - 1) - 1), np.abs(x).max()
     if not np.float32(1e-12) <= peak <= np.float32(1e15):
-        return None
+        return None, unknown
     step = peak / last
     p = np.rint(x * (last / peak))
     u = x - p * step
@@ -158,7 +160,7 @@ def candidates(codes: GateCodes, x: F32, k: int, bits: int) -> NDArray[np.int64]
     facts = codes.facts
     shut = facts[:, 3] * norm <= 1e37
     if (~shut & (facts[:, 3] <= 1e300)).any():
-        return None
+        return None, unknown
     sums = codes.codes[: len(facts), : len(x)].astype(np.int64) @ p.astype(np.int64)
     logits = facts[:, 0] * float(step) * sums
     with np.errstate(invalid="ignore", over="ignore"):
@@ -166,13 +168,19 @@ def candidates(codes: GateCodes, x: F32, k: int, bits: int) -> NDArray[np.int64]
         error += (np.abs(logits) + error) * 2.0**-20 + (len(x) + 4) * 2.0**-148  # the last for products that underflow
         low = np.where(shut, logits - error, -np.inf).astype(np.float32)
         high = np.where(shut, logits + error, np.inf).astype(np.float32)
-    found = np.flatnonzero(high >= low[top_k(low, k)[-1]])
-    return found if len(found) == k or 2 * len(found) <= len(low) else None
+    fast = top_k(low, k)
+    found = np.flatnonzero(high >= low[fast[-1]])
+    return found if len(found) == k or 2 * len(found) <= len(low) else None, fast
 
 
 def two_stage(gate: F32, codes: GateCodes, x: F32, k: int, normalise: bool, bits: int) -> tuple[Choice, F32]:
-    """The choice of softmax, and the logits [E] that it was made from: -inf where the certificate made one needless."""
-    found = candidates(codes, x, k, bits)
+    """Both stages: see `second_stage`."""
+    return second_stage(gate, first_stage(codes, x, k, bits)[0], x, k, normalise)
+
+
+def second_stage(gate: F32, found: NDArray[np.int64] | None, x: F32, k: int, normalise: bool) -> tuple[Choice, F32]:
+    """found: of the first stage. The choice of softmax, and the logits [E] that it was made from: -inf where the
+    certificate made one needless."""
     logits = gate @ x  # in full, as a sum's order may depend on the shape of a product
     if found is not None and normalise:
         kept = np.full(len(logits), -np.inf, np.float32)

@@ -13,6 +13,8 @@ from .cpu import open_library
 from .routing import F32, MOST_EXPERTS, Routing
 from .types import NonFiniteLogits
 
+FIRST_STAGE = 2  # colibri_route's `score`: see kernels/cpu/route.c
+
 
 class RouterKernel:
     """One bound router for at most `rows` rows of `experts` logits; one thread.
@@ -45,13 +47,21 @@ class RouterKernel:
         m.experts_of_row, m.weights = self.experts.ctypes.data, self.weights.ctypes.data
         self._at = c.byref(m), c.byref(self._layers[0])
 
+    def first_stage(self, n: int) -> None:
+        """The first stage of two_stage alone, of the first n rows of `.x`: `.experts` has its ids, see types.Staged."""
+        if self.routing.kind != "two_stage":
+            raise ValueError(f"{self.routing.kind} has no first stage")
+        self._run(n, FIRST_STAGE)
+
     def run(self, n: int | None = None, score: bool = False) -> None:
         """Route the first n rows (None: all); score: make the logits from `.x` first. NonFiniteLogits names the row."""
-        n = len(self.logits) if n is None else n
-        if not 0 <= n <= len(self.logits):
-            raise ValueError(f"there is room for {len(self.logits)} rows, not {n}")
         if score and self.gate is None:
             raise ValueError("scoring needs a gate")
+        self._run(len(self.logits) if n is None else n, int(score))
+
+    def _run(self, n: int, score: int) -> None:
+        if not 0 <= n <= len(self.logits):
+            raise ValueError(f"there is room for {len(self.logits)} rows, not {n}")
         done = self._call(*self._at, n, score)
         if done < 0:
             raise MemoryError("no memory for a row's codes")

@@ -7,7 +7,7 @@ V vocabulary, S sequence seats, P positions, D head_dim, KVH key/value heads, G 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,6 +236,22 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Stop threads, free scratch; idempotent."""
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A backend that can do attn_router in two calls with the same bits, in sparse layers and for the router two_stage.
+
+    Between the two, reads of experts may begin, and no other call is made.
+    """
+
+    def first_stage(self, layer: int, n: int, at: int = 0) -> None:
+        """All up to the integer scores. rows.experts then has the k experts of each row with the largest of the least
+        possible logits, best first, or -1s in a row without a bound: most, if not all, will be chosen. IndexError
+        elsewhere."""
+
+    def second_stage(self, layer: int, n: int, at: int = 0) -> None:
+        """The choice, from the first stage's scores. IndexError without one of the same rows. NonFiniteLogits."""
 
 
 @dataclass

@@ -50,7 +50,7 @@ class Pager(Residency):
     @property
     def all_bytes(self) -> int:
         """Bytes read so far, asked for or ahead."""
-        return self.bytes_read + self.ahead.bytes
+        return self.bytes_read + self.ahead.all.bytes
 
     @property
     def full(self) -> bool:
@@ -231,7 +231,7 @@ class Pager(Residency):
             self.faults += not guessed
             self.hits += guessed
             if expert in ticket.taken:
-                self.ahead.bytes += self.frames.run_bytes
+                self.ahead.served(flight)
             else:
                 self.bytes_read += self.frames.run_bytes
             if self.on_page:
@@ -282,10 +282,10 @@ class Pager(Residency):
     def settle(self, layer: int) -> None:
         """All that the running step needs of this layer is known: guesses at it that are not read yet are cancelled."""
         if self.ahead.flights:
-            self.ahead.cancel(layer * self.experts, (layer + 1) * self.experts)
+            self.ahead.cancel(range(layer * self.experts, (layer + 1) * self.experts))
 
     def _moving(self) -> tuple[int, int, int, int]:
-        return self.faults, self.hits, self.ahead.hits, self.wait_ns
+        return self.faults, self.hits, self.ahead.all.hits, self.wait_ns
 
     def counters(self) -> dict[str, int | float]:
         return {
@@ -298,7 +298,7 @@ class Pager(Residency):
             "frames_used": self.resident * self.frames.pages,
             "budget_bytes": self.budget,
             "experts_resident": self.resident,
-            "policy_hits": self.hits - self.pin_hits - self.ahead.hits,
+            "policy_hits": self.hits - self.pin_hits - self.ahead.all.hits,
             "pin_hits": self.pin_hits,
             "pinned": len(self._pins.held) if self._pins else 0,
             "pins": self.pin_events,

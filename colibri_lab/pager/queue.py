@@ -27,11 +27,11 @@ SECOND = 1_000_000_000
 class QueueFlight:
     """See transfer.Flight."""
 
-    __slots__ = ("_ended", "_transfer", "cancelled", "error", "expert", "layer", "run", "sums")
+    __slots__ = ("_ended", "_transfer", "cancelled", "early", "error", "expert", "layer", "run", "sums")
 
     def __init__(self, transfer: QueueTransfer, layer: int, expert: int, run: int) -> None:
         self.layer, self.expert, self.run, self._transfer = layer, expert, run, transfer
-        self.cancelled = self._ended = False
+        self.cancelled = self.early = self._ended = False
         self.error: BaseException | None = None
         self.sums: NDArray[np.uint32] | None = None  # of its pages, if they are to be checked; the library reads them
 

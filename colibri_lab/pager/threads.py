@@ -18,13 +18,13 @@ class ThreadFlight:
     Whoever gets `_turn` first decides: a thread to read, the engine to cancel. `_landed` is held until it has ended.
     """
 
-    __slots__ = ("_entries", "_frames", "_landed", "_pages", "_told", "_turn", "cancelled", "error", "expert", "layer",
-                 "run", "target")  # fmt: skip
+    __slots__ = ("_entries", "_frames", "_landed", "_pages", "_told", "_turn", "cancelled", "early", "error", "expert",
+                 "layer", "run", "target")  # fmt: skip
 
     def __init__(self, layer: int, expert: int, run: int, frames: Frames, entries: I32) -> None:
         """entries [G]: the expert's in the page table."""
         self.layer, self.expert, self.run, self.target = layer, expert, run, frames.view(run)
-        self.cancelled = self._told = False
+        self.cancelled = self.early = self._told = False
         self.error: BaseException | None = None
         self._pages = 0
         self._entries, self._frames = entries, frames.of(run)

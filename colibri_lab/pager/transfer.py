@@ -16,6 +16,7 @@ class Flight(Protocol):
     expert: int
     run: int
     cancelled: bool
+    early: bool  # a guess between a router's two stages
 
     @property
     def landed(self) -> bool:

@@ -104,12 +104,32 @@ static void logits_unit(void *job, int unit, int thread) {
                       m->router_logits + (size_t)r * m->experts);
 }
 
+static void first_stage_unit(void *job, int r, int thread) {
+    Half *h = job;
+    Context *c = h->c;
+    (void)thread;
+    c->found[r] = first_stage_row(&c->m, h->layer, r, c->codes + (size_t)r * c->m.code_width,
+                                  c->listed + (size_t)r * c->m.experts);
+}
+
 static void choose_unit(void *job, int r, int thread) {
     Half *h = job;
-    const Model *m = &h->c->m;
+    Context *c = h->c;
+    const Model *m = &c->m;
     (void)thread;
-    if (!route_row(m, h->layer, r, h->c->codes + (size_t)r * m->code_width, &h->c->tally[r]))
-        h->c->status[r] = NON_FINITE;
+    const int32_t *list = m->router == TWO_STAGE ? c->listed + (size_t)r * m->experts : NULL;
+    if (!route_row(m, h->layer, r, list, c->found[r], &c->tally[r])) c->status[r] = NON_FINITE;
+}
+
+static void both_stages_unit(void *job, int r, int thread) {
+    first_stage_unit(job, r, thread);
+    choose_unit(job, r, thread);
+}
+
+static void second_stage_unit(void *job, int r, int thread) {
+    Half *h = job;
+    reader_poll(h->c->m.reader); /* of reads that began with the first stage */
+    choose_unit(job, r, thread);
 }
 
 static int64_t check_rows(const Model *m, int l, int n) {
@@ -128,13 +148,14 @@ static int64_t first_failure(const Context *c, int n) {
     return OK;
 }
 
-EXPORT int64_t colibri_attn_router(Context *c, int l, int at, int n) {
-    if (!c) return failure(UNBOUND, 0, 0);
+/* All before the router, for rows and a layer that were checked. */
+static int64_t before_router(Half *half) {
+    Half h = *half;
+    Context *c = h.c;
     const Model *m = &c->m;
-    int64_t failed = look_from(c, at, n), history = 0, wide = (int64_t)n * m->hidden;
-    if (failed || (failed = check_rows(m, l, n)) || n == 0) return failed;
-    const Layer *layer = &m->layers[l];
-    Half h = {c, layer, l, n, 1, 1};
+    const Layer *layer = h.layer;
+    int l = h.l, n = h.n;
+    int64_t failed, history = 0, wide = (int64_t)n * m->hidden;
     memset(c->status, 0, (size_t)n * sizeof *c->status);
     run_units(c, input_unit, &h, n, 4 * wide);
     product(c, &layer->qkv, c->in.act, c->qkv, (size_t)c->qkv_width, n);
@@ -151,17 +172,72 @@ EXPORT int64_t colibri_attn_router(Context *c, int l, int at, int n) {
     run_units(c, attended_unit, &h, n, 4 * wide);
     product(c, &layer->o, c->in.act, c->out, (size_t)m->hidden, n);
     run_units(c, residual_unit, &h, n, 4 * wide);
-    if (!layer->gate) return count_sights(c, layer, l, n), OK;
-    uint64_t begin = now_ns(CLOCK_MONOTONIC);
-    if (m->router != TWO_STAGE) {
-        h.parts = parts_of(c, ceil_div(m->experts, 4), 4);
-        run_units(c, logits_unit, &h, h.parts, (int64_t)wide * m->experts);
-    }
-    run_units(c, choose_unit, &h, n,
-              (int64_t)n * m->experts * (m->router == TWO_STAGE ? m->hidden / 4 : 2 * m->top_k + 8));
-    if ((failed = first_failure(c, n))) return failed;
-    count_rows(m, l, c->tally, n);
-    m->spent[0] += (int64_t)(now_ns(CLOCK_MONOTONIC) - begin);
-    count_sights(c, layer, l, n);
     return OK;
+}
+
+/* Rows and layer of a call, checked; OK with n 0: nothing to do. */
+static int64_t half_of(Context *c, int l, int at, int n, Half *h) {
+    if (!c) return failure(UNBOUND, 0, 0);
+    int64_t failed = look_from(c, at, n);
+    if (failed || (failed = check_rows(&c->m, l, n))) return failed;
+    Half half = {c, &c->m.layers[l], l, n, 1, 1};
+    *h = half;
+    return OK;
+}
+
+/* Each row's choice by `unit`; begin: since when the router's time counts. */
+static int64_t choose_rows(Half *h, Unit unit, int64_t work, uint64_t begin) {
+    Context *c = h->c;
+    const Model *m = &c->m;
+    run_units(c, unit, h, h->n, work);
+    int64_t failed = first_failure(c, h->n);
+    if (failed) return failed;
+    count_rows(m, h->l, c->tally, h->n);
+    m->spent[0] += (int64_t)(now_ns(CLOCK_MONOTONIC) - begin);
+    count_sights(c, h->layer, h->l, h->n);
+    return OK;
+}
+
+EXPORT int64_t colibri_attn_router(Context *c, int l, int at, int n) {
+    Half h;
+    int64_t failed = half_of(c, l, at, n, &h);
+    if (failed || n == 0) return failed;
+    const Model *m = &c->m;
+    int64_t scores = (int64_t)n * m->experts;
+    c->staged = (Staged){0, 0, 0};
+    if ((failed = before_router(&h))) return failed;
+    if (!h.layer->gate) return count_sights(c, h.layer, l, n), OK;
+    uint64_t begin = now_ns(CLOCK_MONOTONIC);
+    if (m->router == TWO_STAGE) return choose_rows(&h, both_stages_unit, scores * m->hidden / 4, begin);
+    h.parts = parts_of(c, ceil_div(m->experts, 4), 4);
+    run_units(c, logits_unit, &h, h.parts, scores * m->hidden);
+    return choose_rows(&h, choose_unit, scores * (2 * m->top_k + 8), begin);
+}
+
+/* The same in two calls, in a sparse layer and for two_stage: after the first, experts_of_row has the first stage's ids
+   (see candidates_of), so that reads of them may begin; the second goes on from what the first one found. */
+EXPORT int64_t colibri_first_stage(Context *c, int l, int at, int n) {
+    Half h;
+    int64_t failed = half_of(c, l, at, n, &h);
+    if (failed || n == 0) return failed;
+    const Model *m = &c->m;
+    c->staged = (Staged){0, 0, 0};
+    if (m->router != TWO_STAGE || !h.layer->gate) return failure(BAD_INDEX, LAYER, l);
+    if ((failed = before_router(&h))) return failed;
+    uint64_t begin = now_ns(CLOCK_MONOTONIC);
+    run_units(c, first_stage_unit, &h, n, (int64_t)n * m->experts * m->hidden / 4);
+    m->spent[0] += (int64_t)(now_ns(CLOCK_MONOTONIC) - begin);
+    c->staged = (Staged){l, at, n};
+    return OK;
+}
+
+EXPORT int64_t colibri_second_stage(Context *c, int l, int at, int n) {
+    Half h;
+    int64_t failed = half_of(c, l, at, n, &h);
+    if (failed || n == 0) return failed;
+    const Model *m = &c->m;
+    Staged staged = c->staged;
+    c->staged = (Staged){0, 0, 0};
+    if (staged.layer != l || staged.at != at || staged.n != n) return failure(BAD_INDEX, COUNT, n);
+    return choose_rows(&h, second_stage_unit, (int64_t)n * m->top_k * m->hidden, now_ns(CLOCK_MONOTONIC));
 }

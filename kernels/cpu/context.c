@@ -24,6 +24,11 @@ typedef struct {
     _Atomic int up_next, up_done, down_next;
 } Turn;
 
+/* Rows of a layer whose router has done its first stage and not its second; n 0: none. */
+typedef struct {
+    int layer, at, n;
+} Staged;
+
 typedef struct {
     Model m;   /* with the rows of the running call: its row 0 is row `at` of the step */
     Model all; /* as it was bound */
@@ -48,6 +53,9 @@ typedef struct {
     int32_t *guess;  /* expert-local: [R][k] */
     int16_t *codes;  /* [R][code_width] of the router's input */
     Tally *tally;    /* [R] */
+    int32_t *found;  /* [R] candidates that the first stage of two_stage proved, or 0 */
+    int32_t *listed; /* [R][E] these; for two_stage alone */
+    Staged staged;
     int qkv_width, attended_width, scores_len, scratch_len, n_jobs;
     void *memory[64];
     int n_memory;
@@ -130,9 +138,11 @@ EXPORT Context *colibri_bind(const Model *model) {
     c->guess = take(c, m->recent ? rows * (size_t)m->top_k : 0, sizeof(int32_t));
     c->codes = take(c, rows * (size_t)m->code_width, sizeof(int16_t));
     c->tally = take(c, rows, sizeof(Tally));
+    c->found = take(c, rows, sizeof(int32_t));
+    c->listed = take(c, m->router == TWO_STAGE ? rows * (size_t)m->experts : 0, sizeof(int32_t));
     if (!c->qkv || !c->attended || !c->out || !c->sum || !c->scores || !c->scratch || !c->pointers || !c->jobs ||
         !c->job_in || !c->job_row || !c->job_weight || !c->count || !c->status || !c->sight || !c->room || !c->guess ||
-        !c->codes || !c->tally || !c->partial || !c->turns)
+        !c->codes || !c->tally || !c->found || !c->listed || !c->partial || !c->turns)
         goto no_memory;
     pool_start(&c->pool, (int)threads);
     return c;

@@ -9,9 +9,15 @@ static int same_set(const int32_t *a, const int32_t *b, int k) {
     return 1;
 }
 
-/* Logits are there already, except for two_stage, which makes those that it needs. code: [code_width]. 0: not finite.
- */
-static int route_row(const Model *m, const Layer *layer, int r, int16_t *code, Tally *t) {
+/* two_stage's first stage of a row: its candidates' number, its ids where the chosen ones will be. code: [code_width] */
+static int first_stage_row(const Model *m, const Layer *layer, int r, int16_t *code, int32_t *list) {
+    const float *x = m->ffn_in + (size_t)r * m->hidden;
+    return candidates_of(m, layer, x, code, list, m->experts_of_row + (size_t)r * m->top_k);
+}
+
+/* Logits are there already, except for two_stage, which makes those that it needs of what its first stage found.
+   0: not finite. */
+static int route_row(const Model *m, const Layer *layer, int r, const int32_t *list, int found, Tally *t) {
     float *logits = m->router_logits + (size_t)r * m->experts, *weight = m->weights + (size_t)r * m->top_k;
     const float *x = m->ffn_in + (size_t)r * m->hidden;
     int32_t *chosen = m->experts_of_row + (size_t)r * m->top_k;
@@ -19,7 +25,7 @@ static int route_row(const Model *m, const Layer *layer, int r, int16_t *code, T
     t->rows = 1;
     int fine = m->router == INT8_LUT    ? choose_lut(m, logits, chosen, weight, t)
                : m->router == BIT_LEVEL ? choose_bits(m, logits, chosen, weight, t)
-               : m->router == TWO_STAGE ? choose_two_stage(m, layer, x, code, logits, chosen, weight, t)
+               : m->router == TWO_STAGE ? choose_two_stage(m, layer, x, list, found, logits, chosen, weight, t)
                                         : choose(m, logits, chosen, weight, t);
     if (fine && m->router_audit) {
         float all[MOST_EXPERTS];
@@ -42,18 +48,22 @@ static void count_rows(const Model *m, int l, const Tally *t, int n) {
     }
 }
 
-/* The router alone, on one thread: rows of ffn_in (score: logits are made from them) or of router_logits. Only the
-   router's fields of m and layer are read. Returns n, the first row whose logits are not finite, or -1: no memory. */
+/* The router alone, on one thread: rows of ffn_in (score 1: logits are made from them; 2: two_stage's first stage alone)
+   or of router_logits. Only the router's fields of m and layer are read. Returns n, the first row whose logits are not
+   finite, or -1: no memory. */
 EXPORT int64_t colibri_route(const Model *m, const Layer *layer, int n, int score) {
     int16_t *code = malloc(((size_t)m->code_width + 16) * sizeof *code);
+    int32_t list[MOST_EXPERTS];
     Tally t;
     if (!code) return -1;
     int r = 0;
     for (; r < n; r++) {
+        int found = m->router == TWO_STAGE ? first_stage_row(m, layer, r, code, list) : 0;
+        if (score == 2) continue;
         if (score && m->router != TWO_STAGE)
             router_logits(layer->gate, m->ffn_in + (size_t)r * m->hidden, m->hidden, 0, m->experts,
                           m->router_logits + (size_t)r * m->experts);
-        if (!route_row(m, layer, r, code, &t)) break;
+        if (!route_row(m, layer, r, list, found, &t)) break;
         count_rows(m, 0, &t, 1);
     }
     free(code);

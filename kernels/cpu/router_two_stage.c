@@ -44,14 +44,16 @@ static void logits_of(const Layer *layer, const float *x, int hidden, const int3
     }
 }
 
-/* Candidates into list: experts whose largest possible logit reaches the k-th largest of the smallest possible ones.
-   Returns their number, or 0 when nothing is proved. */
-static int candidates_of(const Model *m, const Layer *layer, const float *x, int16_t *code, int32_t *list) {
+/* The first stage. Candidates into list: experts whose largest possible logit reaches the k-th largest of the smallest
+   possible ones. Returns their number, or 0 when nothing is proved. fast: [k] the experts with the largest of the
+   smallest possible logits, best first, or -1s where none is known. */
+static int candidates_of(const Model *m, const Layer *layer, const float *x, int16_t *code, int32_t *list,
+                         int32_t *fast) {
     int experts = m->experts, k = m->top_k, found = 0;
     float low[MOST_EXPERTS], high[MOST_EXPERTS];
-    int32_t best[MOST_EXPERTS];
     Codes c;
     int64_t sum[4];
+    for (int i = 0; i < k; i++) fast[i] = -1;
     if (experts < 1 || !codes_of(m, x, code, &c)) return 0;
     for (int e = 0; e < experts; e++) {
         if (e % 4 == 0) /* rows of codes come in fours, the last ones zero */
@@ -68,17 +70,17 @@ static int candidates_of(const Model *m, const Layer *layer, const float *x, int
         error += (fabs(logit) + error) * 0x1p-20 + (m->hidden + 4) * 0x1p-148;
         low[e] = (float)(logit - error), high[e] = (float)(logit + error);
     }
-    best_logits(low, experts, k, best);
-    float bar = low[best[k - 1]];
+    best_logits(low, experts, k, fast);
+    float bar = low[fast[k - 1]];
     for (int e = 0; e < experts; e++)
         if (high[e] >= bar) list[found++] = e;
     return found == k || 2 * found <= experts ? found : 0;
 }
 
-static int choose_two_stage(const Model *m, const Layer *layer, const float *x, int16_t *code, float *logits,
-                            int32_t *chosen, float *weight, Tally *t) {
-    int32_t list[MOST_EXPERTS];
-    int found = candidates_of(m, layer, x, code, list), whole = !found || !m->normalise;
+/* The second stage, of what the first one found. */
+static int choose_two_stage(const Model *m, const Layer *layer, const float *x, const int32_t *list, int found,
+                            float *logits, int32_t *chosen, float *weight, Tally *t) {
+    int whole = !found || !m->normalise;
     if (whole) router_logits(layer->gate, x, m->hidden, 0, m->experts, logits);
     else {
         for (int e = 0; e < m->experts; e++) logits[e] = -INFINITY;

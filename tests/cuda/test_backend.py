@@ -9,10 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from colibri_lab.ops.cuda import CudaBackend
+from colibri_lab.ops.int8 import quantise_row
 from colibri_lab.ops.launch import Kernels
 from colibri_lab.ops.layout import GROUPS
 from colibri_lab.ops.products import upload
-from colibri_lab.ops.reference import ReferenceBackend, quantise_row
+from colibri_lab.ops.reference import ReferenceBackend
 from colibri_lab.ops.routing import KINDS, Routing
 from colibri_lab.ops.simulator import SimDevice
 from colibri_lab.ops.types import MissingPage, NonFiniteLogits

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from colibri_lab.ops import route
+from colibri_lab.ops.int8 import matmul_int8, quantise_row
 from colibri_lab.ops.pack import unpack
-from colibri_lab.ops.reference import ReferenceBackend, matmul_int8, quantise_row, rotate
+from colibri_lab.ops.reference import ReferenceBackend, rotate
 from colibri_lab.ops.types import Matrix
 
 from .models import FORMATS, Bound, Shape, make, with_format
