@@ -54,8 +54,9 @@ def spec_of(shape: Shape) -> ModelSpec:
     )
 
 
-def make_model(shape: Shape, seed: int) -> Path:
-    """Write the weights once; the same file afterwards."""
+def make_model(shape: Shape, seed: int, apart: float = 1.0) -> Path:
+    """Write the weights once; the same file afterwards, so a shape has one `apart`: a factor of the embedding, by which
+    rows of a prompt differ and choose different experts. At 1 they hardly do."""
     path = folder() / f"{shape.name}-{seed}" / "model.colibri"
     if path.exists():
         return path
@@ -69,18 +70,18 @@ def make_model(shape: Shape, seed: int) -> Path:
             pack_codes(matrix.codes(), matrix.scales, layout, out)
 
     return write_model(
-        path, spec, "int4", GROUP, lambda piece: residents(shape, seed, piece), experts, source=shape.name
+        path, spec, "int4", GROUP, lambda piece: residents(shape, seed, piece, apart), experts, source=shape.name
     )
 
 
-def residents(shape: Shape, seed: int, piece: Piece) -> Iterator[NDArray[Any]]:
-    """The bytes of one resident tensor, found by its name."""
+def residents(shape: Shape, seed: int, piece: Piece, apart: float = 1.0) -> Iterator[NDArray[Any]]:
+    """The bytes of one resident tensor, found by its name; apart: see make_model."""
     name, layer = piece.name, 0
     if name.startswith("layers."):
         _, number, name = name.split(".", 2)
         layer = int(number)
     if name == "embedding":
-        yield draw(shape, Role.EMBEDDING, seed=seed).values().astype(np.float16)
+        yield (apart * draw(shape, Role.EMBEDDING, seed=seed).values()).astype(np.float16)
     elif name == "router":
         yield draw_router(shape, layer, seed)
     elif name.endswith("norm"):

@@ -15,10 +15,10 @@ from ..ops.types import ABSENT, Rows
 from .lookahead import Lookahead
 from .pager import Pager
 
-# Multiply-adds of the second stage for each thread from which two calls pay. It scores at least k experts of H inputs a
-# row, in 0.12 to 0.4 ns each (the less the more candidates are shut out): 50 us, about what the second call, the votes
-# and a read's beginning cost. `bench router` prints both stages.
-WORTH = 330_000
+# Multiply-adds of the second stage for each thread, at least (k experts of H inputs a row), from which two calls pay. A
+# second call, the votes and the look for wrong guesses take 0.14 ms together (two cores, caches cold after a kernel); so
+# many multiply-adds 0.13 to 0.38 ms, the more the fewer candidates the first stage shuts out. `bench router` has both.
+WORTH = 500_000
 
 
 class EarlyReads:
@@ -41,8 +41,8 @@ class EarlyReads:
         backend.second_stage(layer, n, at)
         if issued:
             begin, base = clock(), layer * self._pager.experts
-            needed = set(self._rows.experts[at : at + n].ravel().tolist())
-            self._pager.ahead.cancel({key for key in issued if key - base not in needed})
+            users = np.bincount(self._rows.experts[at : at + n].ravel(), minlength=self._pager.experts)  # rows [E]
+            self._pager.ahead.cancel({key for key in issued if not users[key - base]})
             spent += clock() - begin
         return spent
 

@@ -15,7 +15,7 @@ from colibri_lab.ops.cpu import CpuBackend, open_library
 from colibri_lab.ops.routing import Routing, sigmoid_table
 from colibri_lab.ops.types import ABSENT, COMING, Binding, ExpertPages, KVPool, ModelWeights, Rows
 
-from .machine import ATTN_ROUTER, BIND, EMBED, EXPERT_FFN, HEAD, SIZEOF, Machine
+from .machine import ATTN_ROUTER, BIND, EMBED, EXPERT_FFN, FIRST_STAGE, HEAD, SECOND_STAGE, SIZEOF, Machine
 
 BASE = 0x100000000000  # the address of the memory's first byte in the process; driver.c has the same
 Array = np.ndarray[Any, Any]
@@ -35,6 +35,8 @@ class ArmBackend(CpuBackend):
             assert machine.call(SIZEOF, i) == c.sizeof(twin), f"{twin.__name__} has another size on this processor"
         self._embed = lambda _, *numbers: self._call(EMBED, *numbers)
         self._attn_router = lambda _, *numbers: self._call(ATTN_ROUTER, *numbers)
+        self._first_stage = lambda _, *numbers: self._call(FIRST_STAGE, *numbers)
+        self._second_stage = lambda _, *numbers: self._call(SECOND_STAGE, *numbers)
         self._expert_ffn = lambda _, *numbers: self._call(EXPERT_FFN, *numbers)
         self._head = lambda _, *numbers: self._call(HEAD, *numbers)
 

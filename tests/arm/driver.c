@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SIZEOF, BIND, EMBED, ATTN_ROUTER, EXPERT_FFN, HEAD };
+enum { SIZEOF, BIND, EMBED, ATTN_ROUTER, EXPERT_FFN, HEAD, FIRST_STAGE, SECOND_STAGE };
 #define BASE ((uint8_t *)0x100000000000) /* the addresses in the memory begin here; backend.py has the same */
 
 static int64_t bind_memory(Context **context, int memory, int64_t size, int64_t model) {
@@ -32,6 +32,8 @@ int main(int argc, char **argv) {
         case ATTN_ROUTER: result = colibri_attn_router(c, a, b, d); break;
         case EXPERT_FFN: result = colibri_expert_ffn(c, a, b, d, e, f); break;
         case HEAD: result = colibri_head(c, a); break;
+        case FIRST_STAGE: result = colibri_first_stage(c, a, b, d); break;
+        case SECOND_STAGE: result = colibri_second_stage(c, a, b, d); break;
         default: return 1;
         }
         if (write(1, &result, sizeof result) != sizeof result) return 1;

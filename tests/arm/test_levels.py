@@ -14,6 +14,7 @@ from colibri_lab.ops.routing import KINDS, Routing
 from colibri_lab.ops.types import NonFiniteLogits
 from tests.ops.models import FORMATS, Bound, Shape, cpu, make, with_format
 from tests.ops.test_kernels import SHAPES, STEPS
+from tests.ops.test_stages import InTwo
 
 from .backend import ArmBackend, arrays
 from .machine import LEVELS, Machine
@@ -75,6 +76,21 @@ def test_expert_local_attention(machine: Machine, kv_dtype: str) -> None:
 def test_routers(machine: Machine, kind: str, bits: int, normalise: bool) -> None:
     shape = replace(SHAPES["many"], normalise=normalise, hidden=300)
     same(machine, shape, "exact", routing=(kind, bits))
+
+
+@pytest.mark.parametrize("bits", [8, 12])
+def test_the_stages_of_a_router_in_two_calls(machine: Machine, bits: int) -> None:
+    shape = SHAPES["many"]
+    model = make(shape, 31, poison=0xFF)
+    runs, backends = [], (cpu(), InTwo(ArmBackend(machine, "exact"), shape.dense))
+    for backend in backends:
+        routed = replace(model[0], routing=Routing.make(shape.layers, "two_stage", bits, audit=True)), model[1]
+        runs.append(Bound(backend, shape, model=routed))
+    for step in STEPS:
+        for bound in runs:
+            bound.step(step)
+        assert state(runs[0]) == state(runs[1])
+    assert backends[1].ids
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])

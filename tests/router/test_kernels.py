@@ -134,6 +134,9 @@ def test_two_stage_is_softmax_to_the_bit(data: st.DataObject) -> None:
             for kind in ("two_stage", "softmax")
         )
         two.x[:] = soft.x[:] = row
+        found, fast = route.first_stage(gate_codes(gate, bits), row, k, bits)
+        two.first_stage(1)
+        assert two.experts[0].tolist() == fast.tolist() and not two.routing.counts.any()
         try:
             soft.run(score=True)
         except NonFiniteLogits:
@@ -144,10 +147,9 @@ def test_two_stage_is_softmax_to_the_bit(data: st.DataObject) -> None:
         assert two.experts.tobytes() == soft.experts.tobytes() and two.weights.tobytes() == soft.weights.tobytes()
         c = counted(two.routing)
         assert c["certified"] + c["fallback"] == 1 and c["wrong_selections"] == 0 and c["audited"] == 1
-        found = route.candidates(gate_codes(gate, bits), row, k, bits)
         assert c["candidates"] == (0 if found is None else len(found))
         if found is not None:
-            assert set(soft.experts[0].tolist()) <= set(found.tolist())
+            assert set(soft.experts[0].tolist()) | set(fast.tolist()) <= set(found.tolist())
             assert c["scored"] == (len(found) if normalise else experts)
 
 
@@ -212,6 +214,7 @@ def test_references_as_routers() -> None:
         (lambda: RouterKernel(Routing.make(1), 2049, 2, True, 1), "at most 2048"),
         (lambda: Routing.make(1, "int8_lut", 7), "8 to 16 bits"),
         (lambda: RouterKernel(Routing.make(1, "two_stage"), 4, 2, True, 1), "needs a gate"),
+        (lambda: RouterKernel(Routing.make(1), 4, 2, True, 1).first_stage(1), "softmax has no first stage"),
         (lambda: RouterKernel(Routing.make(1), 4, 5, True, 1), "from 1 to the 4"),
         (lambda: RouterKernel(Routing.make(1), 4, 2, True, 1).run(2), "room for 1"),
         (lambda: RouterKernel(Routing.make(1), 4, 2, True, 1).run(score=True), "needs a gate"),
