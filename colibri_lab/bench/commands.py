@@ -108,11 +108,13 @@ def router_command(
     bits: Annotated[
         int | None, typer.Option(min=8, max=16, help="of the codes; default 8, and 12 from 65 experts up")
     ] = None,
+    prompts: Annotated[int, typer.Option(min=2, help="of 256 tokens, with experts missing, for two_stage")] = 16,
 ) -> Result:
-    """Routers on recorded and random hidden states: ns a row, wrong selections, fallbacks, perplexity."""
+    """Routers on recorded and random hidden states: ns a row, wrong selections, fallbacks, perplexity; and the reads
+    that begin between the stages of two_stage."""
     from colibri_lab.bench import router
 
-    return router.run(text, router.Plan(rows, random_rows, rounds, characters, bits))
+    return router.run(text, router.Plan(rows, random_rows, rounds, characters, bits, prompts=prompts))
 
 
 @benchmark("paging")

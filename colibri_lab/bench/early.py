@@ -1,4 +1,4 @@
-"""What reads that begin between the stages of `two_stage` are worth: prompts on random weights, some experts missing."""
+"""What reads that begin between the stages of `two_stage` are worth: prompts on random weights, experts missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(result: Result, rounds: int, rows: int = 256, decoded: int = 8, budgets:
 
 
 class _Turn:
-    """A prompt of its own each time, then tokens: what they took, what they waited, and by how much reads were early."""
+    """A prompt of its own each time, then tokens: what they took and waited, and by how much reads were early."""
 
     def __init__(self, engine: Engine, rows: int, decoded: int, early: bool) -> None:
         self.engine, self._rows, self._decoded = engine, rows, decoded
@@ -113,8 +113,8 @@ def _say(result: Result, name: str, turns: dict[str, _Turn], rounds: int) -> Non
         gains = [a - b for a, b in zip(*found.values(), strict=True)]
         low, middle, high = statistics.quantiles(gains, n=4, method="inclusive")
         result.add(f"{name}: {what}, less than without, prompt by prompt", middle, "ms")
-        result.add(f"{name}: {what}, quartiles of that", low, "ms")
-        result.add(f"{name}: {what}, quartiles of that", high, "ms")
+        result.add(f"{name}: {what}, lower quartile of that", low, "ms")
+        result.add(f"{name}: {what}, upper quartile of that", high, "ms")
     for what in ("issued", "hits", "useful", "wasted", "cancelled"):
         result.add(f"{name}: {what}", early.pager[f"early_{what}"] / (rounds + 1), "experts a prompt")
     if early.lead_ns:

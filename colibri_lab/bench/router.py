@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from colibri_lab.bench import early
 from colibri_lab.bench.harness import Block, interleave, measured, percentile, spread
 from colibri_lab.bench.hidden import BATCH, CHUNK, MOST_ROWS, listen
 from colibri_lab.bench.quality import documents, first_documents, mean_loss
@@ -35,6 +36,7 @@ class Plan:
     characters: int = 12_000  # of each domain, for perplexity
     bits: int | None = None  # of the codes; None: 8, and 12 from 65 experts up
     hidden: int = 1024  # width of the random rows
+    prompts: int = 16  # for reads between two_stage's stages
 
 
 def run(folder: Path, plan: Plan) -> Result:
@@ -47,8 +49,12 @@ def run(folder: Path, plan: Plan) -> Result:
     for experts, k in RANDOM:
         random(result, experts, k, plan)
     perplexity(result, folder, plan)
+    early.run(result, plan.prompts)
     result.notes.append("wrong: a row whose set of experts differs from softmax's; ns of CPU time, calls of 128 rows")
-    result.notes.append("select: from logits to experts and weights; route: from hidden states, gate product included")
+    result.notes.append(
+        "select: from logits to experts and weights; route: from hidden states, gate product included; first stage: of "
+        "two_stage, as far as ids that reads may begin with"
+    )
     return result
 
 
@@ -143,19 +149,24 @@ def _say_counts(result: Result, name: str, made: Kernels) -> None:
 
 
 def _say_times(result: Result, name: str, samples: list[tuple[F32, F32]], k: int, normalise: bool, plan: Plan) -> None:
-    for what, score, kinds in (("select", False, ("softmax", *APPROXIMATE)), ("route", True, KINDS)):
+    calls: dict[str, tuple[tuple[str, ...], Callable[[RouterKernel], None]]] = {
+        "select": (("softmax", *APPROXIMATE), lambda kernel: kernel.run()),
+        "route": (KINDS, lambda kernel: kernel.run(score=True)),
+        "first stage": (("two_stage",), lambda kernel: kernel.first_stage(ROWS)),
+    }
+    for what, (kinds, call) in calls.items():
         sides: dict[str, Callable[[], Block]] = {}
         for kind in kinds:
             kernels = [_kernel(kind, gate, k, ROWS, normalise, plan.bits, audit=False) for gate, _ in samples]
             for kernel, (gate, x) in zip(kernels, samples, strict=True):
                 kernel.x[:], kernel.logits[:] = x, x @ gate.T
-            sides[kind] = _side(kernels, score)
+            sides[kind] = _side(kernels, call)
         interleave(2, sides)
         blocks = interleave(plan.rounds, sides)
         each = {kind: [block.cpu_s / block.work * 1e9 for block in found] for kind, found in blocks.items()}
         took = {kind: percentile(values, 0.25) for kind, values in each.items()}
         for kind in kinds:
-            peer = {} if kind == "softmax" else dict(peer="softmax", peer_value=took["softmax"])
+            peer = {} if kind == kinds[0] else dict(peer="softmax", peer_value=took["softmax"])
             result.add(f"{name}, {kind}: {what}", took[kind], "ns a row", smaller_is_better=True, **peer)  # type: ignore[arg-type]
         for kind in kinds[1:]:
             ratios = [a / b for a, b in zip(each["softmax"], each[kind], strict=True)]
@@ -163,19 +174,19 @@ def _say_times(result: Result, name: str, samples: list[tuple[F32, F32]], k: int
                 result.reasons.append(f"{name}, {kind}: {what}: rounds differ by {spread(ratios):.0%}")
 
 
-def _side(kernels: list[RouterKernel], score: bool) -> Callable[[], Block]:
+def _side(kernels: list[RouterKernel], call: Callable[[RouterKernel], None]) -> Callable[[], Block]:
     """All kernels in turn, often enough for a clock to tell."""
     probe = measured(1)
     with probe as block:
         for kernel in kernels:
-            kernel.run(score=score)
+            call(kernel)
     again = max(1, min(200, int(0.02 / max(block.wall_s, 1e-6))))
 
     def run_all() -> Block:
         with measured(again * sum(len(kernel.logits) for kernel in kernels)) as block:
             for _ in range(again):
                 for kernel in kernels:
-                    kernel.run(score=score)
+                    call(kernel)
         return block
 
     return run_all

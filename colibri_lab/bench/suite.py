@@ -25,7 +25,7 @@ QUICK: Mapping[str, tuple[str, ...]] = {  # arguments for a look at every part i
     "prefill": ("--shape", "m0", "--rounds", "3"),
     "telemetry": ("--shape", "m0", "--rounds", "6"),
     "perplexity": ("--characters", "3000"),
-    "router": ("--rows", "20000", "--random-rows", "5000", "--rounds", "4", "--characters", "2000"),
+    "router": ("--rows", "20000", "--random-rows", "5000", "--rounds", "4", "--characters", "2000", "--prompts", "3"),
     "paging": ("--budgets", "50", "--prefetchers", "none,next_gate", "--tokens", "48"),
     "dispatch": ("--steps", "60", "--rounds", "5"),
     "pipeline": ("--shape", "m0", "--budgets", "50,100", "--batches", "4", "--tokens", "8", "--rounds", "2"),

@@ -15,9 +15,9 @@ from ..ops.types import ABSENT, Rows
 from .lookahead import Lookahead
 from .pager import Pager
 
-# Multiply-adds of the second stage for each thread, at least (k experts of H inputs a row), from which two calls pay. A
-# second call, the votes and the look for wrong guesses take 0.14 ms together (two cores, caches cold after a kernel); so
-# many multiply-adds 0.13 to 0.38 ms, the more the fewer candidates the first stage shuts out. `bench router` has both.
+# Multiply-adds of the second stage for each thread, at least (k experts of H inputs a row), from which two calls pay.
+# A second call, the votes and the look for wrong guesses take 0.14 ms (two cores, caches cold after a kernel); so many
+# multiply-adds 0.13 to 0.38 ms, the more the fewer experts the first stage shuts out. `bench router` has both stages.
 WORTH = 500_000
 
 

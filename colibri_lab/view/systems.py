@@ -89,6 +89,7 @@ PAGES = System(
         Fact("pinned now", "count", _of("pager", "pinned")),
         Fact("guesses too late", "count", _of("pager", "prefetch_late"), _of("pager", "prefetch_issued")),
         Fact("guesses wasted", "count", _of("pager", "prefetch_wasted"), _of("pager", "prefetch_issued")),
+        Fact("begun by two_stage, useful", "count", _of("pager", "early_useful"), _of("pager", "early_issued")),
         Fact("read from disk", "bytes", _of("pager", "bytes_read")),
         Fact("waited for pages", "seconds", _of("pager", "io_wait_s")),
     ),
