@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns as clock
 
@@ -36,12 +36,19 @@ def run(result: Result, rounds: int, rows: int = 256, decoded: int = 8, budgets:
                 turns: dict[str, _Turn] = {}
                 for side, early in SIDES.items():
                     engine = stack.enter_context(
-                        Engine.load(path, router="two_stage", prefetcher="next_gate", engine_mode=mode,
+                        Engine.load(path, router="two_stage", prefetcher=Silent(), engine_mode=mode,
                                     max_batch_size=1, prefill_chunk=rows, telemetry=False, pin_after_tokens=None)
                     )  # fmt: skip
                     engine.settings.expert_cache_bytes = engine.describe()["experts_total_bytes"] * share // 100
                     turns[side] = _Turn(engine, rows, decoded, early)
                 _say(result, f"{rows} rows, 64 experts, {share} % in memory, {mode}", turns, rounds)
+
+
+class Silent:
+    """A prefetcher that has frames for guesses and makes none, so that early reads are all that is measured."""
+
+    def guess(self, layer: int, chosen: Sequence[Sequence[int]], missing: Sequence[int]) -> tuple[int, Sequence[int]]:
+        return layer, ()
 
 
 class _Turn:
