@@ -118,7 +118,7 @@ class Config(BaseModel):
         "none",
         "which experts are read before they are asked for: none, neighbour, history, next_gate, second_gate, several "
         "as next_gate+history (most trusted first), or a Prefetcher object; a new one in a running engine begins "
-        "without history",
+        "without history; with router two_stage, any of them lets its first stage begin reads",
         section="pager",
         options=[*PREFETCH, "next_gate+history", "next_gate+second_gate"],
         live=True,

@@ -159,7 +159,9 @@ def _say_times(result: Result, name: str, samples: list[tuple[F32, F32]], k: int
         for kind in kinds:
             kernels = [_kernel(kind, gate, k, ROWS, normalise, plan.bits, audit=False) for gate, _ in samples]
             for kernel, (gate, x) in zip(kernels, samples, strict=True):
-                kernel.x[:], kernel.logits[:] = x, x @ gate.T
+                kernel.x[:] = x
+                if what == "select":  # nowhere else: NumPy's threads go on burning CPU time for a while
+                    kernel.logits[:] = x @ gate.T
             sides[kind] = _side(kernels, call)
         interleave(2, sides)
         blocks = interleave(plan.rounds, sides)

@@ -26,6 +26,10 @@ hold; gate rows that are not finite are always candidates. Where the model does 
 the sum over all experts needs every logit; the certificate then only names the candidates early, and `scored` says
 it.
 
+**Early.** Of the first stage's integers come also k ids a row, those with the largest a_e - B_e: candidates all of
+them, and where k candidates are left the choice itself. A step with many rows lets their reads begin before the
+second stage (`pager/early.py`).
+
 Counters: certified, fallback (rows), candidates (experts, certified rows), scored (float logits computed).
 """
 
