@@ -150,12 +150,13 @@ class Transformer:
         self.attention_ns, self.router_ns = attention - chose, chose
         self.experts_ns, self.dispatch_ns = compute - grouped, ffn - compute - self.io_ns + grouped
 
-    def _attend(self, layer: int, sparse: bool, n: int, at: int = 0) -> int:
-        """A layer's attention and router; the nanoseconds in which reads began between the router's two stages."""
+    def _attend(self, layer: int, sparse: bool, n: int, *at: int) -> int:
+        """A layer's attention and router for n rows, from row 0 or `at` on; the nanoseconds in which reads began
+        between the two stages of the router."""
         between = self._between
         if between is not None and sparse and between.pays(layer, n):
-            return between.attend(self.backend, layer, n, at)
-        self.backend.attn_router(layer, n, at)
+            return between.attend(self.backend, layer, n, *at)
+        self.backend.attn_router(layer, n, *at)
         return 0
 
     def head(self, out_rows: Sequence[int]) -> None:
