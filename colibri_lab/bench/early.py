@@ -116,7 +116,8 @@ def _say(result: Result, name: str, turns: dict[str, _Turn], rounds: int) -> Non
     tokens = {side: turn.token_ms[1:] for side, turn in turns.items()}
     for what, found in (("I/O wait", waits), ("a prompt", took), ("then a token", tokens)):
         plain, value = (statistics.median(values) for values in found.values())
-        result.add(f"{name}: {what}", value, "ms", peer="without", peer_value=plain, smaller_is_better=True)
+        peer = {"peer": "without", "peer_value": plain} if value else {}  # async may hide all of a wait
+        result.add(f"{name}: {what}", value, "ms", smaller_is_better=True, **peer)  # type: ignore[arg-type]
         gains = [a - b for a, b in zip(*found.values(), strict=True)]
         low, middle, high = statistics.quantiles(gains, n=4, method="inclusive")
         result.add(f"{name}: {what}, less than without, prompt by prompt", middle, "ms")

@@ -57,6 +57,7 @@ def test_router_counts_and_times_every_kind(tmp_path: Path, capsys: pytest.Captu
     text = (top / "data" / "validation" / "novel.txt").read_text()
     (tmp_path / "novel.txt").write_text(text[:1500])
     small = ["--rows", "12000", "--random-rows", "1000", "--rounds", "2", "--characters", "500", "--bits", "12"]
+    small += ["--prompts", "2"]
     assert main(["router", "--text", str(tmp_path), *small, "--json"]) in (0, 3)
     rows = {(row["what"], row["unit"]): row for row in last_line(capsys.readouterr().out)["rows"]}
     name = "recorded, 16 experts, top-2"
@@ -70,7 +71,10 @@ def test_router_counts_and_times_every_kind(tmp_path: Path, capsys: pytest.Captu
     assert rows["random, 64 experts, top-8, two_stage: fallback", "% of rows"]["value"] == 0  # of 12 bits
     for experts in (8, 64, 128, 256):
         found = [row for (what, unit), row in rows.items() if f"random, {experts} " in what and unit == "ns a row"]
-        assert len(found) == 14 and all(row["value"] > 0 for row in found)
+        assert len(found) == 16 and all(row["value"] > 0 for row in found)
+    for mode in ("sync", "async"):
+        early = f"256 rows, 64 experts, 50 % in memory, {mode}"
+        assert rows[f"{early}: issued", "experts a prompt"]["value"] > 0 < rows[f"{early}: a prompt", "ms"]["value"]
 
 
 def test_kv_compares_both_kinds_of_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str], top: Path) -> None:
