@@ -30,7 +30,7 @@ class EarlyReads:
 
     def pays(self, layer: int, n: int) -> bool:
         """Whether a sparse layer's call for n rows is to be made in two."""
-        return n >= self.least_rows and self._ahead.limit > 0 and bool((self._pager.table[layer, :, 0] == ABSENT).any())
+        return n >= self.least_rows and self._ahead.limit() > 0 and bool((self._pager.table[layer, :, 0] == ABSENT).any())
 
     def attend(self, backend: Any, layer: int, n: int, at: int = 0) -> int:
         """attn_router of a backend that is `types.Staged`, and reads that begin meanwhile; the nanoseconds of these."""
@@ -53,7 +53,7 @@ class EarlyReads:
         votes = np.bincount(ids + 1, minlength=pager.experts + 1)[1:] * (pager.table[layer, :, 0] == ABSENT)  # [E]
         order = np.argsort(-votes, kind="stable")[: np.count_nonzero(votes)] + base
         wanted = dict.fromkeys(order.tolist())  # keys, most wanted first
-        new = [key for key in wanted if key not in ahead.flights][: self._ahead.limit]
+        new = [key for key in wanted if key not in ahead.flights][: self._ahead.limit()]
         issued: list[int] = []
         for key in new:
             if not ahead.issue(key, layer, key - base, early=True, keep=wanted):
