@@ -19,7 +19,8 @@ from ..dispatch.rings import Rings
 from ..dispatch.split import Split
 from ..model.transformer import Ahead, Transformer
 from ..ops.types import MissingPage
-from ..pager.pager import Pager, Ticket
+from ..pager.pager import Pager
+from ..pager.ticket import Ticket
 
 Waves = Sequence[tuple[int, int, Sequence[int]]]
 STAGES = ("embed", "attention", "router", "place", "dispatch", "read", "ahead", "experts")

@@ -30,7 +30,9 @@ class EarlyReads:
 
     def pays(self, layer: int, n: int) -> bool:
         """Whether a sparse layer's call for n rows is to be made in two."""
-        return n >= self.least_rows and self._ahead.limit() > 0 and bool((self._pager.table[layer, :, 0] == ABSENT).any())
+        if n < self.least_rows or not self._ahead.limit():
+            return False
+        return bool((self._pager.table[layer, :, 0] == ABSENT).any())
 
     def attend(self, backend: Any, layer: int, n: int, at: int = 0) -> int:
         """attn_router of a backend that is `types.Staged`, and reads that begin meanwhile; the nanoseconds of these."""
