@@ -19,10 +19,10 @@ from colibri_lab.ops.layout import PAGE
 from colibri_lab.ops.types import ABSENT, COMING
 from colibri_lab.pager.frames import Frames
 from colibri_lab.pager.pager import Pager
-from colibri_lab.pager.ticket import Ticket
 from colibri_lab.pager.policies import POLICIES
 from colibri_lab.pager.reader import Reader
 from colibri_lab.pager.threads import ThreadFlight
+from colibri_lab.pager.ticket import Ticket
 
 from .fake import KINDS, FakeFile, check, make_pager
 
