@@ -19,7 +19,8 @@ CHILD = "from colibri_lab.bench.dashboard_child import Bench\nprint('{}')"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. shape: of decode, for `block` s in a round; seconds: for which updates of `wide` are looked at."""
+    """What to run. shape: of decode, for `block` s in a round; seconds: for which updates of `wide` are looked at;
+    pictures: updates one after the other."""
 
     shape: str = "m1"
     rounds: int = 12
@@ -28,6 +29,7 @@ class Plan:
     threads: int = 1
     hz: float = 8.0
     wide: str = "wide"
+    pictures: int = 80
 
 
 def run(plan: Plan) -> Result:
@@ -73,7 +75,7 @@ def _costs(plan: Plan, page: Frontend, result: Result) -> None:
 def _one_after_the_other(plan: Plan, page: Frontend, result: Result, model: str) -> None:
     """The work itself: all that it touches is in reach of the processor."""
     page.run(f"bench.engine.settings.pace = {PACE}\nprint('{{}}')")
-    cost = page.run("bench.replayed()")
+    cost = page.run(f"bench.replayed(0, {plan.pictures})")
     each = {part: 1000 * s / max(cost["updates"], 1) for part, s in cost["cpu_s"].items()}
     result.add(f"one after the other: an update ({model})", sum(each.values()), "ms of CPU", limit=UPDATE_MS)
     parts = ", ".join(f"{part} {ms:.2f} ms" for part, ms in each.items())
@@ -81,7 +83,7 @@ def _one_after_the_other(plan: Plan, page: Frontend, result: Result, model: str)
         f"one after the other: {cost['updates']} updates, {cost['events'] / max(cost['updates'], 1):.0f} events each, "
         f"of {4 * PACE} tokens/s as recorded; {parts}"
     )
-    cost = page.run(f"bench.replayed({1 / plan.hz})")
+    cost = page.run(f"bench.replayed({1 / plan.hz}, {plan.pictures})")
     rested = 1000 * sum(cost["cpu_s"].values()) / max(cost["updates"], 1)
     result.add(f"after {1000 / plan.hz:.0f} ms of nothing: the same update ({model})", rested, "ms of CPU")
     result.notes.append(

@@ -59,7 +59,7 @@ class Bench:
         cpu = {name: after[name] - before[name] for name in before}
         say({"seconds": took, "updates": updates, "cpu_s": cpu, "tokens_per_s": decoded / took, "missed": missed})
 
-    def replayed(self, rest: float = 0.0, pictures: int = 80) -> None:
+    def replayed(self, rest: float, pictures: int) -> None:
         """CPU seconds of each thread for updates one after the other: each of 1/hz s of a run that was just shown.
 
         rest: seconds before each in which this process does nothing.

@@ -21,6 +21,7 @@ from colibri_lab.engine.engine import Engine
 from colibri_lab.events import PageKind
 
 STAGES = ("attention", "router", "dispatch", "experts", "io", "head")
+SPREAD = 0.15  # by which the rounds' speed-ups may differ
 DELAY_SHARE = 0.10  # of wall time that threads may wait for a core before waits are not to be trusted
 
 
@@ -161,7 +162,8 @@ def _report(result: Result, name: str, blocks: dict[str, list[Block]], sides: di
     stages = sides["sync"].stages
     total, disk = sum(stages.values()), stages["io"]
     limit = total / max(disk, total - disk)
-    speedup = statistics.median(b.wall_rate / a.wall_rate for a, b in zip(plain, fast, strict=True))
+    ratios = [b.wall_rate / a.wall_rate for a, b in zip(plain, fast, strict=True)]
+    speedup = statistics.median(ratios)
     result.add(f"{name}: speed-up", speedup, "times", limit=limit)
     alone = total / (total - sides["sync"].coverable)
     result.add(f"{name}: speed-up, layer by layer", speedup, "times", limit=alone)
@@ -172,5 +174,7 @@ def _report(result: Result, name: str, blocks: dict[str, list[Block]], sides: di
     if foreseen:
         result.add(f"{name}: recall", 100 * foreseen, "% of experts asked for")
     delay = statistics.median(b.delay_s / b.wall_s for b in plain + fast)
+    if max(ratios) > (1 + SPREAD) * min(ratios):
+        result.reasons.append(f"{name}: the rounds' speed-ups are {min(ratios):.2f} to {max(ratios):.2f}")
     if delay > DELAY_SHARE:
         result.reasons.append(f"{name}: threads waited for a core {delay:.0%} of the time")

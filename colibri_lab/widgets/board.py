@@ -176,17 +176,25 @@ class Board(anywidget.AnyWidget):
             after = self._sent[1] if sequence == self._sent[0] else -1
             frame, last = board_frame(view, state, after)
             old = time.monotonic() - self._prose_at > _PROSE_EVERY_S and last != after
-            with self.hold_sync():
-                self.frame = frame
-                self._tell(moments=self._moments)
-                for name in self._due(state["state"]):
-                    setattr(self, name, block(view, name))
-                if self._stale or rests or old or sequence != self._sent[0] or view.prompt != self._prompt:
-                    self.prose, self._prompt = prose_block(view), view.prompt
-                    self._prose_at = time.monotonic()
+            parts: dict[str, Any] = {"frame": frame} | {name: block(view, name) for name in self._due(state["state"])}
+            if self._moments != self.moments:
+                parts["moments"] = self._moments
+            if self._stale or rests or old or sequence != self._sent[0] or view.prompt != self._prompt:
+                parts["prose"], self._prompt = prose_block(view), view.prompt
+                self._prose_at = time.monotonic()
+            self._publish(parts)
             self._sent, self._stale, self._again = (sequence, last), False, False
             self.updates += 1
             return True
+
+    def _publish(self, parts: dict[str, Any]) -> None:
+        """Sets traits and sends them in one message, as hold_sync does, without the checks of values that are our own:
+        they were a tenth of a picture."""
+        self._trait_values.update(parts)
+        blocks = [name for name, value in parts.items() if isinstance(value, bytes)]
+        state = {name: value for name, value in parts.items() if name not in blocks}
+        message = {"method": "update", "state": state, "buffer_paths": [[name] for name in blocks]}
+        self._send(message, buffers=[parts[name] for name in blocks])
 
     def _explain(self) -> None:
         """Tells more of what is pointed at, when that changed."""

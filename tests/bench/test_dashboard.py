@@ -11,7 +11,7 @@ from colibri_lab.bench.frontend import Frontend
 
 
 def test_updates_are_counted_where_they_arrive_and_decode_is_compared() -> None:
-    plan = dashboard.Plan("nano", rounds=2, block=0.5, seconds=1.5, wide="nano")
+    plan = dashboard.Plan("nano", rounds=2, block=0.5, seconds=1.5, wide="nano", pictures=8)
     result = dashboard.run(plan)
     rows = {(row.what.partition(" at ")[0], row.unit): row for row in result.rows}
     for kind in ("slow", "fast", "what-if open"):
@@ -19,7 +19,9 @@ def test_updates_are_counted_where_they_arrive_and_decode_is_compared() -> None:
         assert 1000 < rows[f"{kind}: an update", "bytes"].value < 12_000
     (work,) = (row.value for row in result.rows if row.what.startswith("one after the other: an update"))
     (page,) = (row.value for row in result.rows if row.what.startswith("a page of memory after"))
-    assert 0 < work < 100 and page > 0
+    (rested,) = (row.value for row in result.rows if row.what.startswith("after 125 ms of nothing"))
+    assert 0 < work < 100 and 0 < rested < 100 and page > 0
+    assert any(f"cost {rested / work:.1f} times as much" in note for note in result.notes)
     assert (page > 500) == any("takes memory away" in reason for reason in result.reasons)
     assert [row.limit for row in result.rows].count(1.5) == 5, "the bar stands beside each time"
     speed = rows["decode with the board", "tokens/s"]
