@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns as clock
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,21 @@ from ..pager.ticket import Ticket
 
 Waves = Sequence[tuple[int, int, Sequence[int]]]
 STAGES = ("embed", "attention", "router", "place", "dispatch", "read", "ahead", "experts")
+
+
+# the stage of each call that Transformer.forward makes
+CALLS = {
+    "begin": "embed",
+    "embed": "embed",
+    "_attend": "attention",
+    "apply": "router",
+    "place": "place",
+    "chosen": "dispatch",
+    "split": "dispatch",
+    "acquire": "read",
+    "look": "ahead",
+    "expert_ffn": "experts",
+}
 
 
 @dataclass(slots=True)
@@ -53,7 +69,11 @@ class Pipeline(Transformer):
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """See Transformer.forward."""
         if self.pager.full:  # nothing is to be read, so nothing would be hidden
-            super().forward(n, seats)
+            try:
+                super().forward(n, seats)
+            except BaseException as error:
+                error.add_note(_where(error))
+                raise
             self.full_steps += 1
             return
         if self.whole is not None and self.whole(self, n, seats):
@@ -209,3 +229,12 @@ class Pipeline(Transformer):
             "reads_arriving": self.reads_arriving,
             **{f"{stage}_s": ns / 1e9 for stage, ns in self.ns.items()},
         }
+
+
+def _where(error: BaseException) -> str:
+    """The stage of a synchronous forward in which this was raised, from its traceback: such steps keep no books."""
+    calls = list(walk_tb(error.__traceback__))
+    at = max(i for i, (frame, _) in enumerate(calls) if frame.f_code is Transformer.forward.__code__)
+    known = calls[at][0].f_locals
+    stage = CALLS.get(calls[at + 1][0].f_code.co_name, "experts") if at + 1 < len(calls) else "experts"
+    return f"in stage {stage}" + (f", layer {known['layer']}, rows 0 to {known['n'] - 1}" if "layer" in known else "")

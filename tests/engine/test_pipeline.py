@@ -75,6 +75,33 @@ def test_with_all_experts_in_memory_a_step_runs_as_a_synchronous_one(load: Load)
     assert engine.counters()["dispatch"]["full_steps"] == full and idle(engine)
 
 
+def test_a_fault_with_all_experts_in_memory_is_named_with_its_stage(load: Load) -> None:
+    class Wrong:
+        wrong = False
+
+        def select(self, layer: int, logits: Any) -> Any:
+            return ([[99, 1]], [[1.0, 1.0]]) if self.wrong and layer == 5 else Follow().select(layer, logits)
+
+    router = Wrong()
+    engine = load(engine_mode="async", expert_cache_bytes="1GiB", router=router, kv_cache_max_slots=64)
+    for layer in range(8):
+        engine._parts.pager.acquire(layer, range(16))
+    said = ids(engine.generate([3, 4], max_tokens=4))
+    router.wrong = True
+    with pytest.raises(RouterError, match="layer 5") as caught:
+        next(engine.generate([3]))
+    assert caught.value.__notes__ == ["in stage router, layer 5, rows 0 to 0"] and idle(engine)
+    router.wrong = False
+    ffn = engine._parts.backend.expert_ffn
+    engine._parts.transformer.backend.expert_ffn = lambda layer, *more: ffn(layer + 99, *more)
+    with pytest.raises(IndexError) as outside:
+        next(engine.generate([3]))
+    assert outside.value.__notes__ == ["in stage experts, layer 0, rows 0 to 0"]
+    engine._parts.transformer.backend.expert_ffn = ffn
+    assert ids(engine.generate([3, 4], max_tokens=4)) == said and idle(engine) and clean(engine)
+    assert engine.counters()["dispatch"]["full_steps"] > 0 == engine.counters()["dispatch"]["units"]
+
+
 NAMED = ("attention", "router", "dispatch", "io", "experts")
 
 
