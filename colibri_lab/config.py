@@ -125,7 +125,7 @@ class Config(BaseModel):
     )
     expert_prefetch_pages: int | None = key(
         None,
-        "pages read ahead at a time, in whole experts; none: log2 of the context's length, at least a token's experts",
+        "pages read ahead at a time, whole experts; none: log2 of the context's length, at least the rows' experts",
         section="pager",
         unit="pages",
         ge=0,
