@@ -270,6 +270,7 @@ def invented(total, steps, layers):
     rows, hits = steps * layers, total["hits"]
     pager = {"pin_hits": hits // 5, "prefetch_hits": hits // 4, "policy_hits": hits - hits // 5 - hits // 4}
     pager |= {"pinned": 3, "prefetch_issued": hits // 3, "prefetch_late": hits // 20, "prefetch_wasted": hits // 30}
+    pager |= {"early_issued": hits // 40, "early_useful": hits // 50}
     pager |= {"bytes_read": total["faults"] * 65536, "io_wait_s": total["faults"] * 6e-5}
     router = {"selections": rows, "certified": rows * 9 // 10, "fallback": rows - rows * 9 // 10}
     router |= {"candidates": rows * 9 // 10 * 3, "audited": rows, "wrong_selections": rows // 100}
