@@ -125,21 +125,24 @@ class Lookahead:
         missing, pager.missed = pager.missed, []
         if pager.full:
             return  # nothing is left to guess
-        wanted: dict[Key, None] = {}  # most trusted first
+        said: dict[Key, bool] = {}  # most trusted first; whether it is likely enough to be read
         least = SURE * self._busy.now(pager.reading_ns)
         for name, prefetcher in self._prefetchers.items():
             target, experts = prefetcher.guess(layer, chosen, missing)
             if experts := experts[:limit]:
-                self._each[name].guessed(target, experts)
-                wanted |= dict.fromkeys((target, expert) for expert in self._each[name].likely(experts, least))
-        for target, keys in groupby(wanted, key=lambda key: key[0]):
+                recall = self._each[name]
+                recall.guessed(target, experts)
+                likely = recall.likely(experts, least)
+                for expert in experts:
+                    said[target, expert] = said.get((target, expert), False) or expert in likely
+        for target, keys in groupby(said, key=lambda key: key[0]):
             experts = [expert for _, expert in keys]
             self._together.guessed(target, experts)
-            limit -= pager.prefetch(target, experts, limit)
+            limit -= pager.prefetch(target, [e for e in experts if said[target, e]], limit)
 
     def counters(self) -> dict[str, int | float]:
-        """Shares of the experts asked for that the guess before had named: what was read ahead, and what each
-        prefetcher said within the limit, whether it was the first to say so or not."""
+        """Shares of the experts asked for that the guess before had named, read or not: all prefetchers together, and
+        each of them, whether it was the first to say so or not."""
         found: dict[str, int | float] = {"prefetcher_changes": self.changes}
         found |= self._together.counters("prefetch_recall")
         for name, recall in self._each.items():

@@ -22,6 +22,12 @@ PROMPT = "The young lady"
 Load = Callable[..., Engine]
 
 
+@pytest.fixture(autouse=True)
+def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read does not depend on how busy the disk is."""
+    monkeypatch.setattr(lookahead, "SURE", 0.0)
+
+
 def load(**settings: Any) -> Engine:
     return Engine.load(embedded_model(), **({"threads": 1, "expert_cache_bytes": "3MiB"} | settings))
 
@@ -187,6 +193,15 @@ def test_a_busy_disk_is_told_by_its_reads(monkeypatch: pytest.MonkeyPatch) -> No
         said = pass_(20, 0.25)
     assert said == pytest.approx(0.25, abs=0.01)
     assert pass_(20, 3.0) <= 1
+
+
+def test_a_busy_disk_reads_what_is_likely_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, free = run(prefetcher="neighbour")
+    monkeypatch.setattr(lookahead, "SURE", 0.8)
+    monkeypatch.setattr(Busy, "now", lambda self, reading_ns: 1.0)
+    again, bound = run(prefetcher="neighbour")
+    assert again == said and 0 < bound["prefetch_issued"] < free["prefetch_issued"] / 2
+    assert bound["decode_prefetch_recall"] > 0, "recall counts what was said, read or not"
 
 
 def test_second_gate_asks_two_layers_ahead() -> None:
