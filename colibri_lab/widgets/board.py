@@ -188,8 +188,8 @@ class Board(anywidget.AnyWidget):
             return True
 
     def _publish(self, parts: dict[str, Any]) -> None:
-        """Sets traits and sends them in one message, as hold_sync does, without the checks of values that are our own:
-        they were a tenth of a picture."""
+        """Sets traits and sends them in one message, as hold_sync does, without its checks of values that are our own,
+        eight times a second."""
         self._trait_values.update(parts)
         blocks = [name for name, value in parts.items() if isinstance(value, bytes)]
         state = {name: value for name, value in parts.items() if name not in blocks}
