@@ -1,37 +1,50 @@
-"""Whether a step is worth cutting into two groups. It is when it waits for the disk for long: the reads of one group
-then go on behind the other's attention and experts. It costs, since weights that both groups use are read twice.
+"""Whether a step is worth cutting into two groups: only where it waits for the disk, and where it has proved so.
+
+The reads of one group then go on behind the other's attention and experts; but weights that both groups use are read
+twice, and a disk that was busy all the time anyway gains nothing. Which of it wins is measured, not foretold.
 """
 
 from __future__ import annotations
 
 LEAST = 4  # rows of a step: fewer share too much
-AGAIN = 16  # steps after which one runs whole again, to see whether it still waits
+TRIES = 4  # steps of each way before they are compared, in turn, since the first ones may find cold weights
+AGAIN = 16  # steps after which one runs the other way, to see whether that is still the slower one
+SHARE = 8  # what a step counts for later: one part in so many
 
 
 class Split:
-    """Learns from whole steps, apart by size (powers of two).
-
-    Cutting a step hides about half of its wait, and adds half of its attention and a quarter of its experts' time
-    (measured on a batch of 8 over 32 experts, where three experts of five are wanted by both halves).
-    """
+    """Learns what steps take both ways, apart by size (powers of two)."""
 
     def __init__(self, allowed: bool = True) -> None:
         self._allowed = allowed
-        self._gain: dict[int, float] = {}  # size -> nanoseconds that cutting would save
-        self._age: dict[int, int] = {}  # steps since the last whole one
+        self._ways: dict[int, tuple[_Way, _Way]] = {}  # size -> whole, cut
+        self._waits: dict[int, bool] = {}  # size -> whether its last step waited for an eighth of its time or more
 
     def pays(self, n: int) -> bool:
         """Whether the coming step of n rows is to be cut."""
         size = n.bit_length()
-        return self._allowed and n >= LEAST and self._gain.get(size, 0.0) > 0 and self._age[size] < AGAIN
+        if not self._allowed or n < LEAST or not self._waits.get(size):
+            return False
+        whole, cut = self._ways[size]
+        if min(whole.steps, cut.steps) < TRIES:
+            return cut.steps < whole.steps
+        better, other = (cut, whole) if cut.took < whole.took else (whole, cut)
+        return (better if other.age < AGAIN else other) is cut
 
-    def ran(self, n: int, groups: int, attention_ns: int, io_ns: int, experts_ns: int) -> None:
-        """What a step took, and in how many groups it ran."""
+    def ran(self, n: int, groups: int, took: int, waited: int) -> None:
+        """What a step took in all, and waited for reads of that, both in ns, and in how many groups it ran."""
         size = n.bit_length()
-        if groups > 1:
-            hardly = 8 * io_ns < attention_ns + experts_ns  # the reads may have ended for good: run whole, and see
-            self._age[size] = AGAIN if hardly else self._age.get(size, 0) + 1
-            return
-        gain = io_ns / 2 - attention_ns / 2 - experts_ns / 4
-        self._gain[size] = (self._gain.get(size, gain) + 3 * gain) / 4
-        self._age[size] = 0
+        self._waits[size] = 8 * waited >= took
+        ways = self._ways.setdefault(size, (_Way(), _Way()))
+        ways[groups > 1].ran(took)
+        ways[groups == 1].age += 1
+
+
+class _Way:
+    def __init__(self) -> None:
+        self.steps = self.age = 0  # how many ran this way, and how many did not since the last that did
+        self.took = 0.0  # ns of a step, lately; the second one replaces the first, which may be cold
+
+    def ran(self, took: int) -> None:
+        self.steps, self.age = self.steps + 1, 0
+        self.took += (took - self.took) / min(max(1, self.steps - 1), SHARE)

@@ -105,8 +105,7 @@ class Pipeline(Transformer):
         self.attention_ns, self.router_ns = spent["attention"] - chose, spent["router"] + chose
         self.experts_ns, self.io_ns = spent["experts"] - grouped, spent["read"]
         self.dispatch_ns = spent["dispatch"] + spent["place"] + spent["ahead"] + grouped
-        behind = sum(spent.values()) - spent["embed"] - spent["attention"] - spent["read"]
-        self._split.ran(n, len(groups), spent["attention"], self.pager.wait_ns - waited, behind)
+        self._split.ran(n, len(groups), sum(spent.values()), self.pager.wait_ns - waited)
 
     def head(self, out_rows: Sequence[int]) -> None:
         """See Transformer.head."""

@@ -99,13 +99,18 @@ class Lookahead:
         self._prefetchers = self._make(chosen)
         self._each |= {name: Recall() for name in self._prefetchers if name not in self._each}
         self.after_experts = any(getattr(p, "after_experts", False) for p in self._prefetchers.values())
-        self._pager.guess(self.active)
+        self._pager.guess(self._kept() if self.active else 0)
         self.changes += 1
 
     @property
     def active(self) -> bool:
         """Whether there is any prefetcher to ask."""
         return bool(self._prefetchers)
+
+    def _kept(self) -> int:
+        """Runs of frames that guesses share: each is one that an expert which was asked for does not have, so they are
+        few: two tokens' experts of a layer, or what was set."""
+        return max(2 * self._pager.top_k, (self._pages or 0) // self._pager.frames.pages)
 
     def limit(self, rows: int = 1) -> int:
         """Experts of one guess in a step of so many rows."""

@@ -34,8 +34,8 @@ class Residency:
     def __init__(self, *, layers: int, experts: int, sparse: Sequence[bool], top_k: int, pages: int,
                  budget: int | None, policy: str | Policy, transfer: Transfer[Any], on_page: Any = None,
                  poison: bool = False, pin_after: int | None = None, pin_share: float = 0.25,
-                 prefetch: bool = False) -> None:  # fmt: skip
-        """prefetch: keep a few runs of frames for guesses; pin_after: see Pins, None pins nothing."""
+                 prefetch: int = 0) -> None:  # fmt: skip
+        """prefetch: see `guess`; pin_after: see Pins, None pins nothing."""
         self.experts, self.top_k = experts, top_k
         self._policy = make_policy(policy, experts, top_k)
         self.on_page = on_page
@@ -58,7 +58,7 @@ class Residency:
         """A faster tier takes experts from here from now on, and is told of pins and guesses. ConfigError."""
         self.frames.attach(above)
         self.above = above
-        above.guesses(self._guesses)
+        above.guesses(self._guesses > 0)
 
     @property
     def least(self) -> int:
@@ -116,11 +116,12 @@ class Residency:
         """The experts of each row [n][k], before they are asked for together: see policy.RowCounting."""
         tell_rows(self._policy, layer * self.experts, rows)
 
-    def guess(self, wanted: bool) -> None:
-        """From now on some runs of frames are kept for guesses, or none; those on their way are given up."""
+    def guess(self, wanted: int) -> None:
+        """From now on so many runs of frames are kept for guesses: of the budget a sixteenth at most, one token's
+        experts of a layer at least; 0: none. Those on their way are given up."""
         self._guesses = wanted
         if self.above is not None:
-            self.above.guesses(wanted)
+            self.above.guesses(wanted > 0)
         self.resize(self.budget)
 
     def check(self, budget: int) -> int:
@@ -141,7 +142,8 @@ class Residency:
         """Change the budget between steps: experts leave by policy, the rest close up, memory returns to the system."""
         capacity = self.check(budget)
         self.ahead.drain()
-        self.ahead.most = min(max(self.top_k, capacity // 16), capacity - self.top_k) if self._guesses else 0
+        guesses = max(self.top_k, min(self._guesses, capacity // 16)) if self._guesses else 0
+        self.ahead.most = min(guesses, capacity - self.top_k)
         spare = min(self.ahead.most, self.frames.most - capacity)  # runs that demand leaves to guesses
         self._keep = capacity - spare
         if self._pins:

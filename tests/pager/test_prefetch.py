@@ -124,6 +124,17 @@ def test_what_is_known_to_be_useless_is_not_read(file: FakeFile, monkeypatch: py
     pager.close()
 
 
+def test_guesses_have_few_frames(tmp_path: Path) -> None:
+    pager = make_pager(FakeFile(tmp_path / "experts", layers=4, experts=40), 96, top_k=2)
+    kept = []
+    for wanted in (0, 1, 4, 100):
+        pager.guess(wanted)
+        kept.append(pager.ahead.most)
+        assert pager._keep == 96 - kept[-1]
+    assert kept == [0, 2, 4, 6], "what was wanted, at least one token's experts, at most a sixteenth"
+    pager.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unreadable_guess_hurts_nobody_until_it_is_needed(tmp_path: Path, kind: str) -> None:
     file = FakeFile(tmp_path / "experts.bin")
