@@ -56,6 +56,9 @@ INLINE void score_some(const Group *g, const View *v, int t, const int n, const 
             for (int h = 0; h < n; h++) s[j][h] = v_madd(s[j][h], key, query[h]);
         }
     }
+#if SCORED == 4
+    if (many == 4) return v_sum16(s, g->scores + t, (size_t)v->stride, n);
+#endif
     for (int j = 0; j < many; j++) {
         float sums[SHARERS];
         v_sum4(s[j], sums);

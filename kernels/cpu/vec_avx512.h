@@ -55,6 +55,25 @@ INLINE void v_sum4(const v16 *v, float *out) {
     _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(a, c), _mm_add_ps(b, d)));
 }
 
+/* out[h * stride + j] = the sum of v[j][h], in the order of v_sum: two vectors become one at each of its steps. */
+INLINE void v_sum16(const v16 v[4][4], float *out, size_t stride, int n) {
+    v16 four[4];
+    for (int j = 0; j < 4; j++) {
+        v16 eight[2];
+        for (int h = 0; h < 4; h += 2)
+            eight[h / 2] = v_add(_mm512_shuffle_f32x4(v[j][h], v[j][h + 1], 0x44),
+                                 _mm512_shuffle_f32x4(v[j][h], v[j][h + 1], 0xee));
+        four[j] = v_add(_mm512_shuffle_f32x4(eight[0], eight[1], 0x88), _mm512_shuffle_f32x4(eight[0], eight[1], 0xdd));
+    }
+    v16 a = v_add(_mm512_shuffle_ps(four[0], four[1], 0x44), _mm512_shuffle_ps(four[0], four[1], 0xee));
+    v16 b = v_add(_mm512_shuffle_ps(four[2], four[3], 0x44), _mm512_shuffle_ps(four[2], four[3], 0xee));
+    v16 sums = v_add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); /* a quarter for each h */
+    _mm_storeu_ps(out, _mm512_castps512_ps128(sums));
+    if (n > 1) _mm_storeu_ps(out + stride, _mm512_extractf32x4_ps(sums, 1));
+    if (n > 2) _mm_storeu_ps(out + 2 * stride, _mm512_extractf32x4_ps(sums, 2));
+    if (n > 3) _mm_storeu_ps(out + 3 * stride, _mm512_extractf32x4_ps(sums, 3));
+}
+
 /* The larger bit pattern of |a| and |b|: as absolute values, with NaN above everything. */
 INLINE v16 v_absmax(v16 a, v16 b) {
     __m512i mask = _mm512_set1_epi32(0x7fffffff);
