@@ -25,7 +25,9 @@ __all__ = ["app"]
 Repack = Annotated[bool, typer.Option(help="llama.cpp lays its weights out anew at load (its default)")]
 Mmap = Annotated[bool, typer.Option(help="llama.cpp maps its file (its default)")]
 Model = Annotated[Path | None, typer.Option(help="a model of yours instead of a shape; no peer")]
-Isa = Annotated[str | None, typer.Option(help="level of our kernels: amx, avx512, avx2, plain; default: the best")]
+Isa = Annotated[
+    str | None, typer.Option(help="level of ours and of transformers: amx, avx512, avx2, plain; default: the best")
+]
 
 
 @benchmark("decode")

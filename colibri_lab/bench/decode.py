@@ -37,7 +37,7 @@ class Plan:
     prompt: int = 128
     seed: int = 0
     precision: str = "fast"
-    isa: str | None = None  # of ours; None: the best
+    isa: str | None = None  # of ours, and of transformers beside it; None: the best of each
     chunk: int = 128  # prompt tokens of a step
 
 
@@ -68,7 +68,7 @@ def run(
                 _report(plan, _rounds(plan, engine, None), result, None)
             return result
         assert isinstance(plan.shape, Shape)
-        with start(peer, peer_python, repack, mmap) as other:  # first, so that a missing peer costs no time
+        with start(peer, peer_python, repack, mmap, plan.isa) as other:  # first, so that a missing peer costs no time
             other.load(plan.shape, plan.seed, ours.folder(), plan.threads)
             _same_level(plan.isa, other)
             with _engine(plan) as engine:
@@ -94,8 +94,8 @@ def kernels_for(isa: str | None) -> Iterator[None]:
 
 
 def _same_level(isa: str | None, peer: Peer) -> None:
-    """NotAvailable where the peer would use wider vectors than ours are held to."""
-    if isa == "avx2" and (peer.name != "llama.cpp" or "AVX512" in peer.settings):
+    """NotAvailable where a llama.cpp has wider vectors than ours are held to; transformers sees to it in `load`."""
+    if isa == "avx2" and peer.name == "llama.cpp" and "AVX512" in peer.settings:
         raise NotAvailable(
             f"--isa avx2 beside {peer.name} in {peer.python}: that is not a llama.cpp built for AVX2; in another "
             'environment CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON" pip install '

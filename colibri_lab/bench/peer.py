@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from colibri_lab.bench.compiled import environment
 from colibri_lab.bench.harness import Block
+from colibri_lab.bench.peer_level import told
 from colibri_lab.bench.shapes import Shape
 
 PEERS = ("none", "llama.cpp", "transformers")
@@ -30,11 +32,14 @@ class PeerError(RuntimeError):
 
 
 class Peer:
-    """A child process in the interpreter that has the peer: `python`, else COLIBRI_PEER_PYTHON, else ours."""
+    """A child process in the interpreter that has the peer: `python`, else COLIBRI_PEER_PYTHON, else ours.
+
+    `variables` join its environment.
+    """
 
     name = module = needs = extra = ""  # needs: what the interpreter must have; extra: of ours that brings it
 
-    def __init__(self, python: str | None = None) -> None:
+    def __init__(self, python: str | None = None, variables: Mapping[str, str] | None = None) -> None:
         self.python = python or os.environ.get("COLIBRI_PEER_PYTHON") or sys.executable
         top = str(Path(__file__).resolve().parents[2])
         # our folder comes last on the child's path, so that its own packages win
@@ -47,7 +52,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=environment(),
+                env=environment() | dict(variables or {}),
             )
         except OSError as error:
             self._errors.close()
@@ -169,25 +174,35 @@ class LlamaPeer(Peer):
 
 
 class TransformersPeer(Peer):
-    """transformers on torch in bf16 (`transformers_child.py`), with its defaults."""
+    """transformers on torch in bf16 (`transformers_child.py`), with its defaults, held to one of our ISA levels.
+
+    ValueError for a level that torch cannot be held to. `load` is a PeerError where it was told and did not obey.
+    """
 
     name, module, extra = "transformers", "colibri_lab.bench.transformers_child", "oracle"
     needs = "torch and transformers"
 
+    def __init__(self, python: str | None = None, isa: str | None = None) -> None:
+        super().__init__(python, told(isa))
+        self._isa = isa
+
     def load(self, shape: Shape, seed: int, folder: Path, threads: int) -> None:
         """Draw the weights in the child; `folder` is not needed."""
-        self.settings = self.ask("load", shape=asdict(shape), seed=seed, threads=threads)["settings"]
+        self.settings = self.ask("load", shape=asdict(shape), seed=seed, threads=threads, isa=self._isa)["settings"]
 
 
-def start(name: str, python: str | None, repack: bool = True, mmap: bool = True) -> LlamaPeer | TransformersPeer:
-    """The peer of that name. ValueError for another one, and for switches that it does not have."""
+def start(
+    name: str, python: str | None, repack: bool = True, mmap: bool = True, isa: str | None = None
+) -> LlamaPeer | TransformersPeer:
+    """The peer of that name; transformers held to `isa`. ValueError for another one, and for switches and levels that
+    it does not have."""
     if name == LlamaPeer.name:
         return LlamaPeer(python, repack, mmap)
     if name != TransformersPeer.name:
         raise ValueError(f"--peer {name!r} is none of {', '.join(PEERS)}")
     if not (repack and mmap):
         raise ValueError("--no-repack and --no-mmap are llama.cpp's: transformers has no such switches")
-    return TransformersPeer(python)
+    return TransformersPeer(python, isa)
 
 
 def _sum(steps: list[tuple[float, float, float]]) -> Block:

@@ -1,7 +1,8 @@
 """transformers beside us: the same random weights as a bf16 Qwen3-MoE, in a child process that has torch.
 
 It runs in the interpreter that has torch and transformers, which need not be ours. Requests: load, close, and the
-public methods of `Model`.
+public methods of `Model`. An ISA level is told to torch's libraries by the environment (`peer_level.py`); here they are
+asked whether they took it, and after each answer the system is.
 """
 
 from __future__ import annotations
@@ -12,31 +13,40 @@ from typing import Any
 
 import numpy as np
 
+from colibri_lab.bench import peer_level
 from colibri_lab.bench.harness import run_queue_delay
 from colibri_lab.bench.peer_child import child
 from colibri_lab.bench.shapes import Role, Shape, draw, draw_router
 
 Times = tuple[float, float, float]
+WARM = 64  # tokens of a first prompt, which nobody times
 
 
 class Model:
-    """A shape's weights in bf16 on the CPU, with transformers' defaults for the rest."""
+    """A shape's weights in bf16 on the CPU, with transformers' defaults for the rest.
 
-    def __init__(self, shape: dict[str, Any], seed: int, threads: int) -> None:
+    RuntimeError where torch or a library of it is not held to `isa` as the environment says.
+    """
+
+    def __init__(self, shape: dict[str, Any], seed: int, threads: int, isa: str | None = None) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
         import torch
         import transformers
         from transformers.initialization import no_init_weights
 
         torch.set_num_threads(threads)
-        self.torch, self.past = torch, None
+        said = peer_level.ask(torch)
+        peer_level.check(isa, said)
+        self.torch, self.past, self.isa = torch, None, isa
         with no_init_weights():
             self.model = transformers.Qwen3MoeForCausalLM(_config(Shape(**shape))).to(torch.bfloat16).eval()
         self._fill(Shape(**shape), seed)
         how = getattr(self.model.config, "_experts_implementation", "eager")
         kind = getattr(self.model.config, "_attn_implementation", "eager")
         self.settings = f"transformers {transformers.__version__}, torch {torch.__version__}, bf16, threads {threads}, "
-        self.settings += f"attention {kind}, experts {how}"
+        self._forward([0] * min(WARM, shape["positions"]))  # whoever wants AMX has asked for it after this
+        peer_level.check_tiles(isa)
+        self.settings += f"attention {kind}, experts {how}, {said}, AMX {'in use' if peer_level.tiles() else 'unused'}"
 
     def _fill(self, shape: Shape, seed: int) -> None:
         named = dict(self.model.named_parameters())
@@ -79,12 +89,15 @@ class Model:
     def decode(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
         """The prompt at once, then `tokens` one by one; seconds of each."""
         self.past = None
-        return {"prompt": self.timed(prompt), "steps": [self.timed([token]) for token in tokens]}
+        found = {"prompt": self.timed(prompt), "steps": [self.timed([token]) for token in tokens]}
+        peer_level.check_tiles(self.isa)
+        return found
 
     def logits(self, tokens: list[int], path: str) -> dict[str, Any]:
         """float32 [V] after the last token, saved as .npy."""
         self.past = None
         np.save(path, self._forward(tokens).float().numpy())
+        peer_level.check_tiles(self.isa)
         return {"path": path}
 
 

@@ -74,6 +74,8 @@ def test_a_peer_with_wider_vectors_is_refused() -> None:
         _same_level("avx2", Fake())  # type: ignore[arg-type]
     Fake.settings = "built with AVX AVX2 FMA"
     _same_level("avx2", Fake())  # type: ignore[arg-type]
+    Fake.name, Fake.settings = "transformers", "torch's kernels AVX512"  # its child sees to it, and says so
+    _same_level("avx2", Fake())  # type: ignore[arg-type]
 
 
 def test_kernels_of_all_levels_give_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
