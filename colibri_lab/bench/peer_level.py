@@ -2,9 +2,9 @@
 
 Three parts of torch choose their instructions by themselves: its own kernels (ATEN_CPU_CAPABILITY), oneDNN, which
 multiplies bf16 matrices (ONEDNN_MAX_CPU_ISA; "CPU Dispatcher Control" in oneDNN's developer guide), and MKL, which does
-attention's (MKL_ENABLE_INSTRUCTIONS; "Instruction Set-Specific Dispatching" in oneMKL's developer guide). Each ignores a
-name that it does not know without a word, so the child asks all three; and since a process must ask Linux for AMX's
-registers before it uses them, the child asks Linux too. Standard library alone: the child has no package of ours.
+attention's (MKL_ENABLE_INSTRUCTIONS; "Instruction Set-Specific Dispatching" in oneMKL's developer guide). Each ignores
+a name that it does not know without a word, so the child asks all three; and since a process must ask Linux for AMX's
+registers before it uses them, the child asks Linux too. Standard library alone, as the child's interpreter has it.
 """
 
 from __future__ import annotations
