@@ -15,8 +15,8 @@ CHROMIUM := $(shell command -v "$${COLIBRI_BROWSER:-chromium}" || command -v chr
 # the locked versions and hashes are those of one platform; elsewhere pyproject's bounds decide
 LOCKED := $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if (sys.version_info[:2], p.system(), p.machine(), p.libc_ver()[0]) == ((3, 11), "Linux", "x86_64", "glibc") else "no")' 2>/dev/null)
 
-PYTEST := $(BIN)/python -m pytest
-NOTEBOOKS := COLIBRI_CACHE="$(CURDIR)/build/test-cache" $(PYTEST) --nbval-lax -n 2 --dist loadscope notebooks
+PYTEST := $(BIN)/python -m pytest -p no:nbval
+NOTEBOOKS := COLIBRI_CACHE="$(CURDIR)/build/test-cache" $(BIN)/python -m pytest --nbval-lax -n 2 --dist loadscope notebooks
 
 .PHONY: help env tools browser arm lab board demo test test-fast test-browser test-arm test-notebooks soak test-oracle mutants lint format bench lock wheel clean distclean
 
@@ -78,7 +78,8 @@ test-notebooks: env ## run the notebooks with nbval
 	$(NOTEBOOKS)
 
 test-browser: env browser ## drive the board in Chromium
-	$(PYTEST) -m browser tests/browser
+	$(PYTEST) -n 2 -m "browser and not alone" tests/browser
+	$(PYTEST) -m "browser and alone" tests/browser
 
 MINUTES ?= 30
 soak: env browser ## the lab in a browser for MINUTES=30: what kernel and page grow by (not part of make test)

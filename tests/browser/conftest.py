@@ -8,6 +8,7 @@ import shutil
 import pytest
 from playwright.sync_api import sync_playwright
 
+from tests.browser.lab import PATIENCE_S
 from tests.browser.servers import Server
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -45,6 +46,7 @@ def server(tmp_path_factory):
 @pytest.fixture()
 def page(browser, server):
     context = browser.new_context(viewport={"width": 1480, "height": 1500})
+    context.set_default_timeout(1000 * PATIENCE_S)
     tab = context.new_page()
     tab.hosts = []
     tab.on("request", lambda request: tab.hosts.append(request.url))

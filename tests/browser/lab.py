@@ -15,12 +15,12 @@ PATIENCE_S = 60
 
 def open_notebook(page, server, name: str) -> None:
     page.goto(f"{server.url}/lab/tree/{name}?token={server.token}&reset", wait_until="domcontentloaded")
-    page.locator(".jp-NotebookPanel .jp-CodeCell").first.wait_for(timeout=60_000)
+    page.locator(".jp-NotebookPanel .jp-CodeCell").first.wait_for()
     kernel_idle(page)
 
 
-def kernel_idle(page, seconds: float = 60) -> None:
-    page.get_by_text("| Idle").wait_for(timeout=seconds * 1000)
+def kernel_idle(page) -> None:
+    page.get_by_text("| Idle").wait_for()
 
 
 def ran(page, index: int) -> None:
@@ -41,7 +41,7 @@ def show(page) -> None:
     for cell in (0, 1):
         run_cell(page, cell)
         ran(page, cell)
-    page.locator(f"{BOARD}[data-draws]").last.wait_for(timeout=20_000)
+    page.locator(f"{BOARD}[data-draws]").last.wait_for()
 
 
 def command(page, name: str, **arguments) -> None:
@@ -62,6 +62,24 @@ def until(check, what: str) -> float:
     raise AssertionError(f"{what}: not within {PATIENCE_S} s")
 
 
+def says(where, *words: str) -> None:
+    """Waits until an element's text has all these words: pictures come with the next animation frame."""
+    until(lambda: all(one in where.inner_text() for one in words), f"it says {words}")
+
+
+def at_rest(page) -> list[str]:
+    """The pixels, once they stay as they are: also while the engine goes on, which `settle` would wait for."""
+    seen = [pixels(page)]
+
+    def same() -> bool:
+        page.wait_for_timeout(700)
+        seen.append(pixels(page))
+        return seen[-1] == seen[-2]
+
+    until(same, "nothing moves")
+    return seen[-1]
+
+
 def meets(measure, bar, what: str, tries: int = 5) -> None:
     """Asserts that one of some tries meets the bar: what else the machine does must not decide."""
     seen = []
@@ -75,7 +93,7 @@ def meets(measure, bar, what: str, tries: int = 5) -> None:
 def settle(page) -> None:
     """Waits until no new picture comes."""
     last, since = data(page, "updates"), time.monotonic()
-    while time.monotonic() - since < 0.8:
+    while time.monotonic() - since < 1.2:
         if (now := data(page, "updates")) != last:
             last, since = now, time.monotonic()
         time.sleep(0.05)
@@ -120,7 +138,7 @@ def ask_kernel(server, notebook: str, expression: str) -> str:
     client.start_channels()
     try:
         asked = client.execute("", silent=True, user_expressions={"asked": expression})
-        while (reply := client.get_shell_msg(timeout=20))["parent_header"].get("msg_id") != asked:
+        while (reply := client.get_shell_msg(timeout=PATIENCE_S))["parent_header"].get("msg_id") != asked:
             continue
     finally:
         client.stop_channels()

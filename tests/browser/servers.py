@@ -43,7 +43,7 @@ class Running:
         )  # fmt: skip
 
     def wait(self, answers, name: str) -> None:
-        end = time.monotonic() + 90
+        end = time.monotonic() + 180
         while time.monotonic() < end and self.process.poll() is None:
             if answers():
                 return

@@ -62,7 +62,7 @@ def board(page, server, request, tmp_path):
     cell = f"import colibri_lab\nplayer = colibri_lab.replay({str(tmp_path / 'run.jsonl')!r})\nplayer"
     lab.open_notebook(page, server, server.notebook(f"access_{request.node.name}.ipynb", cell))
     lab.run_cell(page, 0)
-    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for()
     lab.settle(page)
     yield page
     assert lab.foreign(page) == []
@@ -80,11 +80,11 @@ def test_names_focus_order_and_contrast(board):
     assert seen == list(range(count)), "the keyboard goes through all controls as they stand on the page"
     for theme in ("Light", "Dark"):
         lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=20_000)
+        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for()
         for tab in ("Pages", "Router", "Compare", "What if", "Tuner"):
             board.get_by_role("tab", name=tab).click()
             board.wait_for_timeout(100)
-            assert root.evaluate(PALE) == [], (theme, tab)
+            lab.until(lambda: root.evaluate(PALE) == [], f"all can be read: {theme}, {tab}")
     keys = board.locator(".cl-key:visible").all_inner_texts()
     assert keys and all(text.strip() for text in keys), "each colour of a legend has its words"
 

@@ -49,12 +49,13 @@ def generate(page, tokens: int = 0) -> None:
     lab.until(lambda: page.locator(".cl-piece").count() >= tokens, f"{tokens} tokens")
 
 
+@pytest.mark.alone
 def test_first_view_and_rate(board):
     def first_view():
         board.evaluate(f"() => document.querySelectorAll('{lab.BOARD}').forEach((board) => board.remove())")
         lab.run_cell(board, 1)
         begin = time.monotonic()
-        board.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+        board.locator(f"{lab.BOARD}[data-draws]").wait_for()
         return time.monotonic() - begin
 
     lab.meets(first_view, lambda seconds: seconds < 3, "seconds to the first view")
@@ -70,6 +71,7 @@ def test_first_view_and_rate(board):
     lab.until(lambda: board.locator(".cl-piece").count() > 100, "text")
 
 
+@pytest.mark.alone
 def test_pause_resume_and_stop(board):
     generate(board, 20)
 
@@ -95,6 +97,7 @@ def test_pause_resume_and_stop(board):
     lab.until(lambda: board.locator(".cl-prompt").inner_text() == "def main", "the new prompt is shown")
 
 
+@pytest.mark.alone
 def test_budget_slider_changes_the_engine_while_it_generates(board):
     generate(board, 10)
     memory = board.locator(".cl-tile-memory span")
@@ -110,7 +113,7 @@ def test_budget_slider_changes_the_engine_while_it_generates(board):
     lab.meets(there_and_back, lambda seconds: seconds < 1, "seconds until the engine has another budget")
     assert lab.data(board, "state") == "generating"
     lab.run_cell(board, 3)
-    board.get_by_text("frames 2 None").wait_for(timeout=10_000)
+    board.get_by_text("frames 2 None").wait_for()
     board.get_by_label("experts in memory").press("End")
     lab.until(lambda: memory.inner_text() == "of 8.00 MiB", "and back")
 
@@ -126,7 +129,7 @@ def test_same_pixels_after_save_and_reload_and_without_a_kernel(board, server, r
     board.wait_for_timeout(700)
     name = f"{request.node.name}.ipynb"
     lab.open_notebook(board, server, name)
-    board.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    board.locator(f"{lab.BOARD}[data-draws]").wait_for()
     lab.settle(board)
     assert lab.pixels(board) == before
     assert board.locator(".cl-text").inner_text() == words
@@ -135,11 +138,11 @@ def test_same_pixels_after_save_and_reload_and_without_a_kernel(board, server, r
     board.wait_for_timeout(1000)
     board.goto("about:blank")
     lab.open_notebook(board, server, name)
-    board.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=20_000)
+    board.locator(f"{lab.BOARD}[data-draws]").wait_for()
     lab.settle(board)
     assert lab.pixels(board) == before
     assert board.locator(".cl-text").inner_text() == words
-    board.get_by_text("this is the last picture").wait_for(timeout=20_000)
+    board.get_by_text("this is the last picture").wait_for()
     assert button(board, "Start").is_disabled()
 
 
@@ -147,7 +150,7 @@ def test_kernel_restart_is_said(board):
     generate(board, 20)
     board.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
     board.locator(".jp-Dialog .jp-mod-accept").click()
-    board.get_by_text("The kernel was restarted").wait_for(timeout=15_000)
+    board.get_by_text("The kernel was restarted").wait_for()
     shot(board, "restarted")
 
 
@@ -159,17 +162,17 @@ def test_pointer_and_keyboard_say_what_is_there(board):
     experts = board.locator(".cl-experts canvas")
     assert "8 layers of 16" in experts.get_attribute("aria-label")
     experts.hover(position={"x": 300, "y": 80})
-    assert "% of the last 64 tokens" in board.locator(".cl-experts .cl-read").inner_text()
+    lab.says(board.locator(".cl-experts .cl-read"), "% of the last 64 tokens")
     board.mouse.move(2, 2)
     experts.focus()
     for key, at in (("ArrowRight", "0, expert 0"), ("ArrowRight", "0, expert 1"), ("ArrowDown", "1, expert 1")):
         board.keyboard.press(key)
-        board.locator(".cl-experts .cl-read", has_text=f"layer {at}: ").wait_for(timeout=20_000)
+        board.locator(".cl-experts .cl-read", has_text=f"layer {at}: ").wait_for()
     time_strip = board.locator(".cl-time canvas")
     time_strip.focus()
     board.keyboard.press("ArrowLeft")
     lab.until(lambda: "fault" in board.locator(".cl-time .cl-read").inner_text(), "the strip's words")
-    assert board.locator(".cl-piece.on").count() == 1
+    lab.until(lambda: board.locator(".cl-piece.on").count() == 1, "its token is marked")
     board.keyboard.press("Escape")
     lab.until(lambda: board.locator(".cl-piece.on").count() == 0, "nothing is marked")
     assert board.locator(".cl-slots canvas").get_attribute("role") == "img"
@@ -185,19 +188,18 @@ def test_tabs_of_the_systems_by_keyboard(board):
     chosen = board.locator(".cl-tabs [aria-selected=true]")
     assert chosen.inner_text() == "Pages"
     facts = board.locator(".cl-facts")
-    assert "policy hits" in facts.inner_text() and "read from disk" in facts.inner_text()
+    lab.says(facts, "policy hits", "read from disk")
     chosen.focus()
     board.keyboard.press("ArrowRight")
     assert chosen.inner_text() == "Router · off"
-    assert "router_audit counts wrong selections" in board.locator(".cl-off").inner_text()
-    assert board.locator(".cl-systems canvas").last.is_hidden()
+    lab.says(board.locator(".cl-off"), "router_audit counts wrong selections")
+    lab.until(board.locator(".cl-systems canvas").last.is_hidden, "no picture of what is off")
     board.keyboard.press("End")
     assert chosen.inner_text() == "Batch"
-    assert "running now" in facts.inner_text()
+    lab.says(facts, "running now")
     assert chosen.evaluate("(tab) => document.activeElement === tab")
     assert board.locator(".cl-systems [role=tabpanel]").get_attribute("aria-labelledby") == chosen.get_attribute("id")
-    before = int(board.locator(".cl-systems canvas").last.evaluate("(c) => c.width"))
-    assert before > 300
+    lab.until(lambda: int(board.locator(".cl-systems canvas").last.evaluate("(c) => c.width")) > 300, "its picture")
     shot(board, "systems_batch")
 
 
@@ -222,14 +224,14 @@ def test_who_is_on_the_gpu_is_marked(page, server, request, tmp_path):
     cells = [f"import colibri_lab\nplayer = colibri_lab.replay({str(tmp_path / 'run.jsonl')!r})\nplayer"]
     lab.open_notebook(page, server, server.notebook(f"{request.node.originalname}.ipynb", *cells))
     lab.run_cell(page, 0)
-    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for()
     legend = page.locator(".cl-experts .cl-legend")
     lab.until(lambda: "on the GPU 2" in legend.inner_text(), "two experts are on the GPU")
-    assert "on the GPU 2 (below)" in page.locator(".cl-pages .cl-legend").first.inner_text()
+    lab.says(page.locator(".cl-pages .cl-legend").first, "on the GPU 2 (below)")
     page.locator(".cl-tabs").get_by_role("tab", name="GPU").click()
     facts = page.locator(".cl-facts")
     lab.until(lambda: "sent to the GPU" in facts.inner_text(), "the GPU has a panel")
-    assert "tokens chosen there" in facts.inner_text()
+    lab.says(facts, "tokens chosen there")
     shot(page, "gpu")
 
 
@@ -242,7 +244,7 @@ def test_nothing_overlaps_on_a_small_screen(page, server, request, tmp_path, wid
     cells = [f"import colibri_lab\nplayer = colibri_lab.replay({str(tmp_path / 'run.jsonl')!r})\nplayer"]
     lab.open_notebook(page, server, server.notebook(f"{request.node.originalname}{width}.ipynb", *cells))
     lab.run_cell(page, 0)
-    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for()
     page.locator(lab.BOARD).evaluate("(board, width) => { board.style.width = width + 'px' }", width)
     lab.settle(page)
     for tab in ("Pages", "Router", "KV cache", "Dispatch", "Batch", "GPU"):
@@ -289,14 +291,15 @@ lab.generate("Mr. Darcy was", max_tokens=900, temperature=0.8, seed=3)"""
 def test_everything_on_in_light_and_dark(page, server, request):
     lab.open_notebook(page, server, server.notebook(f"{request.node.name}.ipynb", EVERYTHING, OTHERS))
     lab.run_cell(page, 0)
-    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for()
     lab.run_cell(page, 1)
     lab.until(lambda: lab.data(page, "state") == "generating", "generation starts")
     page.get_by_label("what colours the slots").select_option("sequence")
     page.get_by_role("tab", name="Dispatch").click()
     page.mouse.move(2, 2)
-    page.wait_for_timeout(7000)
-    assert page.locator("[role=tab]", has_text="off").count() == 0, "every system has something to show"
+    if "COLIBRI_SHOTS" in os.environ:
+        page.wait_for_timeout(7000)  # a picture with something in it
+    lab.until(lambda: page.locator("[role=tab]", has_text="off").count() == 0, "every system has something to show")
     facts = page.locator(".cl-facts")
     for tab, words in (
         ("Router", "by certificate"),
@@ -309,7 +312,7 @@ def test_everything_on_in_light_and_dark(page, server, request):
     colours = {}
     for theme in ("Light", "Dark"):
         lab.command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        page.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=20_000)
+        page.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for()
         page.wait_for_timeout(800)
         style = "(el) => [getComputedStyle(el).color, getComputedStyle(el.querySelector('.cl-card')).backgroundColor]"
         colours[theme] = page.locator(lab.BOARD).evaluate(style)
@@ -326,11 +329,11 @@ def test_a_recorded_run_plays_without_an_engine(page, server, request, tmp_path)
     cells = [f"import colibri_lab\nplayer = colibri_lab.replay({str(tmp_path / 'run.jsonl')!r})\nplayer"]
     lab.open_notebook(page, server, server.notebook(f"{request.node.name}.ipynb", *cells))
     lab.run_cell(page, 0)
-    page.locator(f"{lab.BOARD}[data-draws]").wait_for(timeout=30_000)
+    page.locator(f"{lab.BOARD}[data-draws]").wait_for()
     assert lab.data(page, "state") == "recorded"
     assert "24 layers of 64" in page.locator(".cl-experts canvas").get_attribute("aria-label")
-    count = page.locator(".cl-piece").count()
-    assert count == 300
+    count = 300
+    lab.until(lambda: page.locator(".cl-piece").count() == count, "all of its text")
     page.get_by_label("speed").press("Home")
     button(page, "Play").click()
     lab.until(lambda: lab.data(page, "state") == "replay", "it plays")

@@ -37,15 +37,16 @@ def alone(page, name: str):
 def test_every_panel_stands_alone_and_live(panels):
     for i, name in enumerate(NAMES):
         lab.run_cell(panels, 3 + i)
-        alone(panels, name).wait_for(timeout=10_000)
+        alone(panels, name).wait_for()
     lab.run_cell(panels, 2)
     assert panels.locator(".cl-alone").count() == len(NAMES)
     words = alone(panels, "latency").locator(".cl-sub")
     before = words.inner_text()
     lab.until(lambda: words.inner_text() != before, "the panel moves")
     lab.until(lambda: alone(panels, "text").locator(".cl-piece").count() > 20, "the text's panel writes")
-    assert alone(panels, "router").locator(".cl-off").inner_text().startswith("off: ")
-    assert alone(panels, "pages").locator(".cl-facts").inner_text().startswith("policy hits")
+    lab.until(lambda: alone(panels, "router").locator(".cl-off").inner_text().startswith("off: "), "what is off")
+    facts = alone(panels, "pages").locator(".cl-facts")
+    lab.until(lambda: facts.inner_text().startswith("policy hits"), "the figures of the pages")
     lab.until(lambda: "of the run" in alone(panels, "whatif").inner_text(), "somebody looks at the what-if")
     alone(panels, "tuner").get_by_label("prefill chunk").fill("17")
     alone(panels, "tuner").get_by_label("prefill chunk").press("Enter")
@@ -57,7 +58,8 @@ def test_every_panel_stands_alone_and_live(panels):
     for name in NAMES:
         panel = alone(panels, name)
         if name != "router" and panel.locator("canvas").count():
-            assert panel.locator("canvas").first.evaluate("(c) => c.width") > 200, name
+            picture = panel.locator("canvas").first
+            lab.until(lambda picture=picture: picture.evaluate("(c) => c.width") > 200, name)
     shot_all(panels, "alone")
 
 
@@ -71,7 +73,7 @@ def test_what_is_pointed_at_in_a_cell_is_marked_in_all(panels):
     lab.run_cell(panels, 2)
     for name in ("experts", "text", "kv"):
         lab.run_cell(panels, 3 + NAMES.index(name))
-        alone(panels, name).wait_for(timeout=10_000)
+        alone(panels, name).wait_for()
     lab.until(lambda: alone(panels, "text").locator(".cl-piece").count() > 70, "some text")
     button(panels, "Pause").click()
     lab.until(lambda: lab.data(panels, "state") == "paused", "pause")
@@ -80,9 +82,9 @@ def test_what_is_pointed_at_in_a_cell_is_marked_in_all(panels):
     panels.keyboard.press("ArrowRight")
     board = panels.locator(".jp-CodeCell").nth(1)
     for where in (board.locator(".cl-experts"), alone(panels, "experts")):
-        where.locator(".cl-read", has_text="layer 0, expert 0: ").wait_for(timeout=20_000)
+        where.locator(".cl-read", has_text="layer 0, expert 0: ").wait_for()
     lab.until(lambda: "of this text went to it" in alone(panels, "text").inner_text(), "another cell's words")
-    assert "of this text went to it" in board.locator(".cl-prose").inner_text()
+    lab.says(board.locator(".cl-prose"), "of this text went to it")
     panels.keyboard.press("Escape")
     lab.until(lambda: "layer 0, expert 0" not in board.locator(".cl-experts").inner_text(), "nothing is pointed at")
 
@@ -98,15 +100,16 @@ def test_layers_experts_and_slots_say_more_by_keyboard(panels):
     panels.keyboard.press("ArrowRight")
     lab.until(lambda: "fault" in words.inner_text(), "the kernel tells more of an expert")
     pages = panels.locator(".cl-pages .cl-words").first
-    assert "of 1 page in memory" in pages.inner_text() and "fault" in pages.inner_text()
+    lab.says(pages, "of 1 page in memory", "fault")
     panels.keyboard.press("ArrowLeft")
     lab.until(lambda: words.inner_text().startswith("layer 0: "), "left of the first expert is the layer")
-    assert "% of all" in words.inner_text() and "of 16 pages in memory" in pages.inner_text()
-    assert "slots of this layer" in panels.locator(".cl-slots .cl-read").inner_text()
-    assert "of layer 0 were first" in panels.locator(".cl-prose .cl-read").inner_text()
+    lab.says(words, "% of all")
+    lab.says(pages, "of 16 pages in memory")
+    lab.says(panels.locator(".cl-slots .cl-read"), "slots of this layer")
+    lab.says(panels.locator(".cl-prose .cl-read"), "of layer 0 were first")
     panels.keyboard.press("s")
     sort = panels.get_by_role("button", name="sort by load")
-    assert sort.get_attribute("aria-pressed") == "true"
+    lab.until(lambda: sort.get_attribute("aria-pressed") == "true", "sorted by load")
     panels.keyboard.press("ArrowRight")
     lab.until(lambda: words.inner_text().startswith("layer 0, expert "), "the busiest of the layer")
     shot(panels, "sorted")
@@ -114,7 +117,7 @@ def test_layers_experts_and_slots_say_more_by_keyboard(panels):
     panels.keyboard.press("ArrowRight")
     slot = panels.locator(".cl-slots .cl-read")
     lab.until(lambda: "sequence 1, expert" in slot.inner_text() and " tokens" in slot.inner_text(), "a slot's owner")
-    assert "went to its owner first" in panels.locator(".cl-prose .cl-read").inner_text()
+    lab.says(panels.locator(".cl-prose .cl-read"), "went to its owner first")
     panels.locator(".cl-latency canvas").focus()
     for _ in range(4):
         panels.keyboard.press("ArrowRight")
@@ -139,14 +142,14 @@ def test_three_questions_after_make_lab(page, server):
     says = page.locator(".cl-findings")
     lab.until(lambda: lab.data(page, "state") == "generating", "the board moves")
     lab.until(lambda: lab.data(page, "state") == "idle", "the text is whole")
-    assert "faults most" in says.inner_text() and "(P99)" in says.inner_text()
+    lab.says(says, "faults most", "(P99)")
     page.get_by_role("tab", name="What if").click()
     lab.until(lambda: "At this budget" in says.inner_text(), "the policies are compared")
     words = says.inner_text()  # now: what is scrolled out of sight is not laid out
     shot(page, "first_minutes")
     lab.run_cell(page, sum(cell.cell_type == "code" for cell in book.cells) - 1)
     said = page.get_by_text(re.compile(r"^ANSWERS \d")).last  # what was printed, not the cell's own text
-    said.wait_for(timeout=20_000)
+    said.wait_for()
     _, layer, p99, policy = said.inner_text().split()
     assert words.startswith(f"Layer {layer} faults most: ")
     value, unit = re.search(r"longer than ([\d.]+) (µs|ms) \(P99\)", words).groups()

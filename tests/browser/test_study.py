@@ -47,8 +47,7 @@ def test_keep_change_keep_and_compare(board):
     name.press("Enter")
     verdict = board.locator(".cl-verdict")
     lab.until(lambda: "token by token" in verdict.inner_text(), "the same text from two experts of memory")
-    text = table.inner_text()
-    assert "two experts" in text and "A better" in text and "expert hits" in text
+    lab.says(table, "two experts", "A better", "expert hits")
     shot(board, "compare")
     board.get_by_label("run A", exact=True).select_option("two experts")
     board.get_by_label("run B", exact=True).select_option("A")
@@ -56,13 +55,13 @@ def test_keep_change_keep_and_compare(board):
     board.get_by_role("button", name="Forget A").click()
     lab.until(lambda: board.locator(".cl-picks").is_hidden(), "one is left")
     lab.run_cell(board, 3)
-    board.get_by_text("<kept runs: two experts: ").wait_for(timeout=10_000)
+    board.get_by_text("<kept runs: two experts: ").wait_for()
 
 
 def test_what_if_curves_move_and_mark_the_engine(board):
     board.get_by_role("tab", name="What if").click()
     say = board.locator(".cl-whatif .cl-words")
-    assert "Start a run" in say.inner_text()
+    lab.says(say, "Start a run")
     lab.run_cell(board, 2)
     lab.until(lambda: "of the run" in say.inner_text(), "steps are counted")
     facts = board.locator(".cl-whatif .cl-figures")
@@ -91,6 +90,7 @@ def test_what_if_curves_move_and_mark_the_engine(board):
     lab.until(lambda: board.locator(".cl-whatif canvas").evaluate(picture) != first, "the curves move")
 
 
+@pytest.mark.alone
 def test_the_tuner_by_keyboard(board):
     board.get_by_role("tab", name="Compare").focus()
     board.keyboard.press("End")
@@ -106,7 +106,8 @@ def test_the_tuner_by_keyboard(board):
         return lab.until(lambda: wrong.count() == refusals, f"{text}: {refusals} refusals")
 
     says("4097", 1)
-    assert "prefill_chunk" in wrong.inner_text() and chunk.get_attribute("aria-invalid") == "true"
+    lab.says(wrong, "prefill_chunk")
+    assert chunk.get_attribute("aria-invalid") == "true"
     shot(board, "tuner")
     for _ in range(20):  # as fast as a hand can: what is told of an earlier value must not take back a later one
         says("32", 0)
@@ -128,7 +129,7 @@ def test_the_tuner_by_keyboard(board):
     within = "seconds until the engine has another budget"
     lab.meets(lambda: max(set_budget("2 MiB"), set_budget("1 MiB")), lambda seconds: seconds < 1, within)
     lab.run_cell(board, 4)
-    board.get_by_text("[32, 'slru']").wait_for(timeout=10_000)
+    board.get_by_text("[32, 'slru']").wait_for()
 
 
 @pytest.mark.parametrize("width", [1000, 500])  # 500: a window of 1000 pixels at 200 %
@@ -143,7 +144,7 @@ def test_nothing_overlaps_on_a_small_screen(board, width):
     card += ".cl-study select, .cl-wrong, .cl-verdict, "
     for theme in ("Light", "Dark"):
         lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=20_000)
+        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for()
         for tab in ("Compare", "What if", "Tuner"):
             board.get_by_role("tab", name=tab).click()
             board.wait_for_timeout(1500 if tab == "What if" else 300)
@@ -156,7 +157,7 @@ def test_explore_is_one_figure_that_stays_here(board):
     lab.run_cell(board, 2)
     ended(board, 1)
     lab.run_cell(board, 5)
-    board.locator(".js-plotly-plot .bars path").first.wait_for(timeout=30_000)
+    board.locator(".js-plotly-plot .bars path").first.wait_for()
     assert board.locator(".js-plotly-plot").count() == 1
     titles = board.locator(".modebar-btn").evaluate_all("(all) => all.map((b) => b.dataset.title)")
     assert "Zoom" in titles and not [title for title in titles if "loud" in title or "Studio" in title], titles

@@ -41,25 +41,24 @@ def test_hold_step_and_return_while_the_engine_goes_on(board):
     lab.until(lambda: board.locator(".cl-piece").count() > 60, "some text")
     named(board, "Hold").click()
     lab.until(lambda: "before the newest" in words(board), "the picture is held")
-    board.wait_for_timeout(700)
+    pictures = lab.at_rest(board)
     assert lab.data(board, "state") == "generating", "the engine goes on"
     at, count = number(board), board.locator(".cl-piece").count()
-    pictures = lab.pixels(board)
     board.wait_for_timeout(700)
     assert number(board) == at and board.locator(".cl-piece").count() == count
     assert lab.pixels(board) == pictures, "nothing moves"
-    assert "held" in board.locator(".cl-tile-state b").inner_text()
+    lab.says(board.locator(".cl-tile-state b"), "held")
     for name, by in (("one token back", -1), ("one token back", -2), ("one token on", -1)):
         named(board, name).click()
         lab.until(lambda by=by: number(board) == at + by, f"{name}: {by}")
     lab.until(lambda: board.locator(".cl-piece").count() == count - 1, "the text is that of the moment")
-    assert lab.pixels(board) != pictures
+    lab.until(lambda: lab.pixels(board) != pictures, "so are the pictures")
     shot(board, "travel_held")
     lab.run_cell(board, 3)
-    board.get_by_text(f"shown {at - 1} {at} None").wait_for(timeout=10_000)
+    board.get_by_text(f"shown {at - 1} {at} None").wait_for()
     named(board, "Live").click()
     lab.until(lambda: board.locator(".cl-piece").count() > count, "back to the newest")
-    assert words(board).startswith("newest token")
+    lab.until(lambda: words(board).startswith("newest token"), "the time line says so")
     before = number(board)
     lab.until(lambda: number(board) > before, "and it moves again")
 
@@ -82,7 +81,7 @@ def test_scrub_by_pointer_and_by_keys(board):
         seen.append(number(board))
     board.mouse.up()
     assert seen == sorted(seen, reverse=True) and len(set(seen)) == 4
-    assert int(slider.input_value()) == number(board)
+    lab.until(lambda: int(slider.input_value()) == number(board), "the board is where the pointer was last")
     lab.until(lambda: f"of {last}" in slider.get_attribute("aria-valuetext"), "said to those who cannot see")
     board.wait_for_timeout(600)
     slider.focus()
@@ -104,7 +103,8 @@ def test_scrub_by_pointer_and_by_keys(board):
     lab.settle(board)
     assert lab.pixels(board) == whole and board.locator(".cl-text").inner_text() == all_of_it
     ticks = board.locator(".cl-ticks i.start")
-    assert ticks.count() == 1 and "request 1 begins at token 0" in ticks.first.get_attribute("title")
+    lab.until(lambda: ticks.count() == 1, "a mark where the request begins")
+    assert "request 1 begins at token 0" in ticks.first.get_attribute("title")
 
 
 def test_save_and_open_without_the_model(board):
@@ -117,13 +117,13 @@ def test_save_and_open_without_the_model(board):
     assert name.get_attribute("placeholder") == "run-1.trace"
     name.fill("seen.trace")
     name.press("Enter")
-    board.get_by_text("saved seen.trace, ").wait_for(timeout=15_000)
+    board.get_by_text("saved seen.trace, ").wait_for()
     live = board.locator(lab.BOARD).first
     pictures, said = lab.pixels(board), live.locator(".cl-text").inner_text()
     lab.run_cell(board, 4)
     opened = board.locator(lab.BOARD).nth(1)
-    opened.locator(".cl-piece").first.wait_for(timeout=20_000)
-    assert opened.get_attribute("data-state") == "recorded"
+    opened.locator(".cl-piece").first.wait_for()
+    lab.until(lambda: opened.get_attribute("data-state") == "recorded", "a board of what was saved")
     lab.until(lambda: opened.locator(".cl-text").inner_text() == said, "the same text")
     draw = "(board) => [...board.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL())"
     lab.until(lambda: opened.evaluate(draw) == pictures, "the same pictures, to the pixel")
@@ -131,8 +131,8 @@ def test_save_and_open_without_the_model(board):
     slider.focus()
     board.keyboard.press("Home")
     lab.until(lambda: "token 0 of" in opened.locator(".cl-when").inner_text(), "the first token")
-    assert opened.get_attribute("data-state") == "paused"
-    assert opened.locator(".cl-piece").count() == 1
+    lab.until(lambda: opened.get_attribute("data-state") == "paused", "it is held there")
+    lab.until(lambda: opened.locator(".cl-piece").count() == 1, "with one token of text")
     shot(board, "travel_opened", 1)
     opened.get_by_label("speed").press("Home")
     opened.locator(".cl-buttons button", has_text="Resume").click()
@@ -156,14 +156,14 @@ def test_the_time_line_on_a_small_screen(board, width):
     named(board, "Hold").click()
     board.locator(".cl-file input").fill(f"a {width}.trace")
     board.locator(".cl-file input").press("Enter")
-    board.get_by_text(f"saved a {width}.trace").wait_for(timeout=15_000)
+    board.get_by_text(f"saved a {width}.trace").wait_for()
     board.locator(lab.BOARD).evaluate("(board, width) => { board.style.width = width + 'px' }", width)
     looked = OVERLAPS.replace(
         'querySelectorAll("', 'querySelectorAll(".cl-travel button, .cl-when, .cl-saved, .cl-file > *, '
     )
     for theme in ("Light", "Dark"):
         lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=15_000)
+        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for()
         board.wait_for_timeout(400)
         assert board.evaluate(looked) == []
         shot(board, f"travel_{width}_{theme.lower()}")
@@ -186,13 +186,13 @@ def test_click_on_a_token(board):
     assert panel.locator(".cl-route tr").count() == 8 and panel.locator(".cl-route td").count() == 16
     assert panel.locator(".cl-odds tr").count() in (4, 5)
     assert panel.locator(".cl-odds tr.on").count() == 1, "the one that was chosen"
-    assert "attention" in panel.inner_text() and "expert faults" in panel.inner_text()
+    lab.says(panel, "attention", "expert faults")
     lab.until(lambda: board.locator(".cl-chosen").count() == 1, "it is marked in the text")
     button(board, "Stop").click()
     lab.until(lambda: lab.data(board, "state") == "idle", "stop")
     for theme in ("Light", "Dark"):
         lab.command(board, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for(timeout=15_000)
+        board.locator(f"{lab.BOARD}[data-theme={theme.lower()}]").wait_for()
         board.wait_for_timeout(400)
         shot(board, f"token_{theme.lower()}")
     board.mouse.move(2, 2)  # what the pointer marks is where the keys begin
@@ -203,7 +203,7 @@ def test_click_on_a_token(board):
     lab.until(lambda: last.strip() in panel.locator(".cl-head b").inner_text(), "another one, by keyboard")
     panel.get_by_role("button", name="Show this moment").click()
     lab.until(lambda: words(board).startswith("token "), "the board goes there")
-    assert f"number {number(board):,}" in panel.locator(".cl-sub").first.inner_text()
+    lab.until(lambda: f"number {number(board):,}" in panel.locator(".cl-sub").first.inner_text(), "to that token")
     board.locator(".cl-text").focus()
     board.keyboard.press("Escape")
     lab.until(panel.is_hidden, "Escape closes it")
