@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ LOCAL = replace(MIXED, recent=4, sinks=2, window=17, layers=4)
 WIDE = Shape(hidden=320, ffn=290, experts=5, top_k=2, heads=6, kv_heads=2, head_dim=80, vocab=530, layers=1)
 
 
+@cache
+def poisoned(shape: Shape) -> Any:
+    """A model for all levels and precisions: nothing writes into its weights and pages."""
+    return make(shape, 31, poison=0xFF)
+
+
 def state(bound: Bound) -> list[bytes]:
     """Every array that kernels write, as bytes, but for clocks."""
     bound.rows.spent[:] = 0
@@ -35,7 +42,7 @@ def state(bound: Bound) -> list[bytes]:
 
 def same(machine: Machine, shape: Shape, precision: str, steps: Any = STEPS, **how: Any) -> None:
     """Both run the steps, and nothing that was written differs; routing: a router's kind and bits."""
-    model = make(shape, 31, poison=0xFF)
+    model = poisoned(shape)
     kind, threads = how.get("routing"), how.get("threads", 1)
     runs = []
     for backend in (cpu(precision=precision), ArmBackend(machine, precision, threads)):
@@ -81,7 +88,7 @@ def test_routers(machine: Machine, kind: str, bits: int, normalise: bool) -> Non
 @pytest.mark.parametrize("bits", [8, 12])
 def test_the_stages_of_a_router_in_two_calls(machine: Machine, bits: int) -> None:
     shape = SHAPES["many"]
-    model = make(shape, 31, poison=0xFF)
+    model = poisoned(shape)
     runs, backends = [], (cpu(), InTwo(ArmBackend(machine, "exact"), shape.dense))
     for backend in backends:
         routed = replace(model[0], routing=Routing.make(shape.layers, "two_stage", bits, audit=True)), model[1]

@@ -8,11 +8,13 @@ that a card would get.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib.machinery
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ import pytest
 from colibri_lab.ops import gpu
 from colibri_lab.ops.launch import KERNELS, bundle
 from colibri_lab.ops.simulator import SimDriver, fenced
+from colibri_lab.paths import kernels_dir
 
 from .card_streams import Event, Graph, Stream
 
@@ -32,6 +35,12 @@ class CUDARuntimeError(RuntimeError):
     def __init__(self, status: int, says: str) -> None:
         super().__init__(says)
         self.status = status
+
+
+@functools.cache
+def texts(folder: Path) -> dict[str, str]:
+    """The text that a card gets -> its file, for the kernels of a folder (`kernels_dir`)."""
+    return {bundle(file): file for file in KERNELS}
 
 
 class Array(np.ndarray):
@@ -45,7 +54,7 @@ class Array(np.ndarray):
 class Module:
     def __init__(self, card: Card, code: str, options: tuple[str, ...], name_expressions: tuple[str, ...]) -> None:
         self.card = card
-        self.file = next(file for file in KERNELS if bundle(file) == code)
+        self.file = texts(kernels_dir())[code]
         assert options == ("--std=c++17", "--fmad=false") and name_expressions == KERNELS[self.file]
 
     def compile(self) -> None:

@@ -60,6 +60,7 @@ def alone(path: Path, precision: str, kv: str, isa: str, greedy: bool) -> tuple[
         return [[said(t) for t in made.generate(p, max_tokens=TOKENS, **how)] for p in PROMPTS], bits(made)
 
 
+@cache
 def least_and_most(path: Path) -> tuple[int, int]:
     with engine(path, threads=1) as made:
         facts = made.describe()
