@@ -11,7 +11,7 @@ from colibri_lab.bench.frontend import Frontend
 
 
 def test_updates_are_counted_where_they_arrive_and_decode_is_compared() -> None:
-    plan = dashboard.Plan("nano", rounds=2, block=0.3, seconds=1, wide="nano", pictures=4)
+    plan = dashboard.Plan("nano", rounds=2, block=0.5, seconds=1.5, wide="nano", pictures=4)
     result = dashboard.run(plan)
     rows = {(row.what.partition(" at ")[0], row.unit): row for row in result.rows}
     for kind in ("slow", "fast", "what-if open"):
