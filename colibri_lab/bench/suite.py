@@ -19,6 +19,9 @@ PEERED = ("decode", "prefill", "batch", "kv", "load", "budget")  # take --peer
 BESIDE: Mapping[str, tuple[str, ...]] = {  # beside a peer: llama.cpp reads 32 K tokens in a quarter of an hour
     "kv": ("--lengths", "4096,16384"),
 }
+WHOLE: Mapping[str, tuple[str, ...]] = {  # gates that can be asked; at 82 % disk and processor take about as long
+    "pipeline": ("--shape", "m2-routed", "--prefetcher", "next_gate", "--budgets", "50,75,82,90,100", "--tokens", "16"),
+}
 WRONG = 2  # exit code of a part that could not be measured
 QUICK: Mapping[str, tuple[str, ...]] = {  # arguments for a look at every part in a few minutes; the figures are rough
     "decode": ("--shape", "m0", "--rounds", "3"),
@@ -67,7 +70,7 @@ def run(
     beside = () if peer == "none" else ("--peer", peer, *(("--peer-python", python) if python else ()))
     parts = []
     for name in names:
-        arguments = QUICK.get(name, ()) if quick else BESIDE.get(name, ()) if beside else ()
+        arguments = QUICK.get(name, ()) if quick else WHOLE.get(name, ()) + (BESIDE.get(name, ()) if beside else ())
         arguments += beside if name in PEERED else ()
         if (part := _kept(kept, name, arguments)) is not None:
             told(f"{' '.join((name, *arguments))}: kept in {kept}")
