@@ -113,17 +113,19 @@ class Lookahead:
         return max(2 * self._pager.top_k, (self._pages or 0) // self._pager.frames.pages)
 
     def limit(self, rows: int = 1) -> int:
-        """Experts of one guess in a step of so many rows."""
+        """Experts of one guess in a step of so many rows that may be read."""
+        return min(self._named(rows), self._pager.ahead.most)
+
+    def _named(self, rows: int) -> int:
+        """The same, with those in memory."""
         pager = self._pager
         if self._pages is None:
-            experts = max(pager.top_k * rows, int(log2(max(2, pager.context))) // pager.frames.pages)
-        else:
-            experts = max(1, self._pages // pager.frames.pages) if self._pages else 0
-        return min(experts, pager.ahead.most)
+            return max(pager.top_k * rows, int(log2(max(2, pager.context))) // pager.frames.pages)
+        return max(1, self._pages // pager.frames.pages) if self._pages else 0
 
     def look(self, layer: int, chosen: Sequence[Sequence[int]]) -> None:
         """The rows' experts [n][k] of a layer are known and in memory."""
-        pager, limit = self._pager, self.limit(len(chosen))
+        pager, limit, named = self._pager, self.limit(len(chosen)), self._named(len(chosen))
         pager.settle(layer)
         for recall in (self._together, *self._each.values()):
             recall.known(layer, chosen, pager.decode)
@@ -134,7 +136,7 @@ class Lookahead:
         least = SURE * self._busy.now(pager.reading_ns)
         for name, prefetcher in self._prefetchers.items():
             target, experts = prefetcher.guess(layer, chosen, missing)
-            if experts := experts[:limit]:
+            if experts := experts[:named]:
                 recall = self._each[name]
                 recall.guessed(target, experts)
                 likely = recall.likely(experts, least)

@@ -75,32 +75,24 @@ INLINE void score(const Group *g, const View *v, int first, int last, const int 
     for (; t < last; t++) score_some(g, v, t, n, 1, half);
 }
 
-/* `many` vectors from lane i on of out[h] += weight[h][t] * v_t for first <= t < last. */
-INLINE void mix_lanes(const Group *g, const View *v, int first, int last, int i, int lanes, const int many,
-                      const int n, const int half) {
+/* Lanes i.. of out[h] += weight[h][t] * v_t for first <= t < last. */
+INLINE void mix_lanes(const Group *g, const View *v, int first, int last, int i, int lanes, const int n,
+                      const int half) {
     const int dim = g->values.dim;
-    v16 s[MIXED][SHARERS];
-    for (int j = 0; j < many; j++)
-        for (int h = 0; h < n; h++) s[j][h] = v_at(g->out + (size_t)h * dim, i + 16 * j, dim);
+    v16 s[SHARERS];
+    for (int h = 0; h < n; h++) s[h] = v_at(g->out + (size_t)h * dim, i, dim);
     for (int t = first; t < last; t++) {
-        v16 weight[SHARERS];
-        for (int h = 0; h < n; h++) weight[h] = v_set1(g->scores[(size_t)h * v->stride + t]);
-        for (int j = 0; j < many; j++) {
-            v16 value = token_at(&g->values, v->where[t], i + 16 * j, lanes, half);
-            for (int h = 0; h < n; h++) s[j][h] = v_madd(s[j][h], value, weight[h]);
-        }
+        v16 value = token_at(&g->values, v->where[t], i, lanes, half);
+        for (int h = 0; h < n; h++) s[h] = v_madd(s[h], value, v_set1(g->scores[(size_t)h * v->stride + t]));
     }
-    for (int j = 0; j < many; j++)
-        for (int h = 0; h < n; h++) v_put(g->out + (size_t)h * dim, i + 16 * j, dim, s[j][h]);
+    for (int h = 0; h < n; h++) v_put(g->out + (size_t)h * dim, i, dim, s[h]);
 }
 
 INLINE void mix(const Group *g, const View *v, int first, int last, const int n, const int half) {
     const int dim = g->values.dim, whole = dim / 16 * 16;
     for (int t = first; v->cold && t < last; t++) ask(&g->values, v, t, half);
-    int i = 0;
-    for (; i + 16 * MIXED <= whole; i += 16 * MIXED) mix_lanes(g, v, first, last, i, 16, MIXED, n, half);
-    for (; i < whole; i += 16) mix_lanes(g, v, first, last, i, 16, 1, n, half);
-    if (whole < dim) mix_lanes(g, v, first, last, whole, dim - whole, 1, n, half);
+    for (int i = 0; i < whole; i += 16) mix_lanes(g, v, first, last, i, 16, n, half);
+    if (whole < dim) mix_lanes(g, v, first, last, whole, dim - whole, n, half);
 }
 
 /* Scores become e^(scale * score - largest) in place; returns their sum. There is room up to a multiple of 16. */
