@@ -125,7 +125,7 @@ def _type_reader(library: c.CDLL) -> None:
     library.colibri_crc32.argtypes, library.colibri_crc32.restype = [c.c_void_p, c.c_int64], c.c_uint32
     for name, arguments, result in (
         ("open", [c.c_int, c.c_int], c.c_void_p),
-        ("serve", [c.c_void_p, c.c_void_p, c.c_int, c.c_int64, c.c_int64], c.c_void_p),
+        ("serve", [c.c_void_p, c.c_void_p, c.c_int, c.c_int64, c.c_int64, c.c_int], c.c_void_p),
         ("read", [c.c_void_p, c.c_int, c.c_int64, c.c_void_p, c.c_void_p], None),
         ("tell", [c.c_void_p, c.c_int, c.c_void_p], None),
         ("cancel", [c.c_void_p, c.c_int], c.c_int),

@@ -18,7 +18,7 @@ from ..ops.cpu import open_library
 from ..ops.types import I32
 from .frames import Frames
 from .reader import Reader
-from .transfer import land
+from .transfer import guesses_at_once, land
 
 QUEUED, LANDED, FAILED = 1, 3, 4  # states of a slot in kernels/cpu/reader.c
 SECOND = 1_000_000_000
@@ -102,8 +102,9 @@ class QueueTransfer:
         self._bytes, self._experts = frames.run_bytes, int(table.shape[1])
         self._table, self._entry = int(table.ctypes.data), 4 * int(table.shape[2])
         states = self._library.colibri_reader_serve(
-            self._handle, frames.array.ctypes.data, frames.most, frames.run_bytes, self._reader.piece or self._bytes
-        )
+            self._handle, frames.array.ctypes.data, frames.most, frames.run_bytes, self._reader.piece or self._bytes,
+            guesses_at_once(frames.run_bytes),
+        )  # fmt: skip
         if not states:
             raise MemoryError(f"no memory for the reads of {frames.most} experts")
         self._states = (c.c_int32 * frames.most).from_address(states)

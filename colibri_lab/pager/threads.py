@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from ..ops.types import ABSENT, COMING, I32
 from .frames import Frames
 from .reader import Reader
-from .transfer import land
+from .transfer import guesses_at_once, land
 
 
 class ThreadFlight:
@@ -105,7 +105,8 @@ class ThreadTransfer:
     def guess(self, layer: int, expert: int, run: int) -> ThreadFlight:
         """In threads that do nothing else."""
         flight = ThreadFlight(layer, expert, run, self._frames, self._table[layer, expert])
-        self._start(self._ahead, min(self._most, len(self._ahead) + 1), "ahead", self._guessed)
+        most = min(self._most, guesses_at_once(self._frames.run_bytes))
+        self._start(self._ahead, min(most, len(self._ahead) + 1), "ahead", self._guessed)
         self._guessed.put(flight)
         return flight
 

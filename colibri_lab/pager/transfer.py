@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 from ..ops.types import I32
 from .frames import Frames
 
+GUESS_BYTES = 4 << 20  # of guesses under way at a time: a wrong one costs the disk all that has begun of it
+
 
 class Flight(Protocol):
     """One expert's read into a run of frames: queued, then reading, then landed; or cancelled while it was queued."""
@@ -66,6 +68,11 @@ class Transfer(Protocol[F]):
 
     def close(self) -> None:
         """Nothing is under way any more, the file is closed; idempotent."""
+
+
+def guesses_at_once(expert: int) -> int:
+    """How many experts of so many bytes are read ahead at a time."""
+    return max(1, GUESS_BYTES // expert)
 
 
 def land(flights: Sequence[Flight]) -> None:

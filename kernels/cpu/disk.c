@@ -37,17 +37,52 @@ typedef struct {
 
 static DiskRing *disk_ring(Disk d) { return (DiskRing *)(uintptr_t)d; }
 
-static void disk_close(Disk d) {
-    if (d) syscall(SYS_io_destroy, d); /* returns when nothing is under way any more */
+/* Queues that nobody uses now: the system takes 30 ms to give one up. */
+typedef struct {
+    Disk disk;
+    int most;
+    pid_t process; /* a forked child cannot use its parent's */
+} Unused;
+
+static Unused disk_unused[2];
+static pthread_mutex_t disk_unused_lock = PTHREAD_MUTEX_INITIALIZER; /* only tried: a fork may copy it locked */
+
+static int disk_reuse(Disk *d, int most) {
+    if (pthread_mutex_trylock(&disk_unused_lock)) return 0;
+    for (size_t i = 0; !*d && i < sizeof disk_unused / sizeof *disk_unused; i++) {
+        Unused *u = &disk_unused[i];
+        if (u->disk && u->most == most && u->process == getpid()) *d = u->disk, u->disk = 0;
+    }
+    pthread_mutex_unlock(&disk_unused_lock);
+    return *d != 0;
+}
+
+/* The queue is kept for another: which one is to be given up for that, or 0. */
+static Disk disk_keep(Disk d, int most) {
+    if (pthread_mutex_trylock(&disk_unused_lock)) return d;
+    Unused *u = disk_unused, *end = disk_unused + sizeof disk_unused / sizeof *disk_unused;
+    while (u < end && u->disk && u->process == getpid()) u++;
+    if (u == end) u = disk_unused;
+    Disk old = u->process == getpid() ? u->disk : 0;
+    *u = (Unused){d, most, getpid()};
+    pthread_mutex_unlock(&disk_unused_lock);
+    return old;
+}
+
+/* idle: nothing is under way, and all that came was taken. Otherwise it returns when nothing is under way any more. */
+static void disk_close(Disk d, int most, int idle) {
+    if (d && idle) d = disk_keep(d, most);
+    if (d) syscall(SYS_io_destroy, d);
 }
 
 /* 1, and a queue of `most` reads; 0: not here. */
 static int disk_open(Disk *d, int most) {
     *d = 0;
+    if (disk_reuse(d, most)) return 1;
     if (syscall(SYS_io_setup, (long)most, d)) return 0;
     const DiskRing *ring = disk_ring(*d);
     if (ring->magic == 0xa10a10a1 && !ring->incompat_features && ring->header_length == sizeof *ring) return 1;
-    disk_close(*d);
+    disk_close(*d, most, 0);
     *d = 0;
     return 0;
 }
@@ -97,7 +132,7 @@ static int disk_wait(Disk d, Came *came, long ns) {
 
 typedef int Disk;
 static int disk_open(Disk *d, int most) { return (void)d, (void)most, 0; }
-static void disk_close(Disk d) { (void)d; }
+static void disk_close(Disk d, int most, int idle) { (void)d, (void)most, (void)idle; }
 static int disk_ask(Disk d, int fd, const Wish *wish, int n) { return (void)d, (void)fd, (void)wish, (void)n, -ENOSYS; }
 static int disk_any(Disk d) { return (void)d, 0; }
 static int disk_take(Disk d, Came *came) { return (void)d, (void)came, 0; }

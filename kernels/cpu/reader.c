@@ -27,6 +27,7 @@ struct Reader {
     Disk disk;
     pid_t process; /* a forked child has a queue of its own */
     int fd, depth, slots, pieces, pages;
+    int guesses; /* under way at a time */
     int reading, urgent; /* reads under way, and those of them that somebody needs */
     uint64_t since, busy; /* when something came under way, and how long something was before that, ns */
     int64_t bytes, piece; /* of a run, of a piece of it */
@@ -153,7 +154,8 @@ static void advance(Reader *r) {
     while (r->reading < r->depth) {
         Line *line = r->needed.first >= 0 ? &r->needed : &r->guessed;
         int slot = line->first;
-        if (slot < 0 || (line == &r->guessed && r->urgent)) break; /* a guess would share the disk with what is needed */
+        if (slot < 0) break;
+        if (line == &r->guessed && (r->urgent || r->reading >= r->guesses)) break; /* it would share the disk */
         int done = hand_over(r, slot);
         if (r->read[slot].begun) leave(r, line, slot);
         if (!done) {
@@ -265,7 +267,7 @@ EXPORT int colibri_reader_error(Reader *r, int slot, int *where) {
 
 EXPORT void colibri_reader_close(Reader *r) {
     if (!r) return;
-    disk_close(r->disk);
+    disk_close(r->disk, r->depth * MOST_PIECES, !r->reading && r->process == getpid());
     pthread_mutex_destroy(&r->lock);
     free((void *)r->state), free(r->read), free(r->got), free(r);
 }
@@ -283,10 +285,11 @@ EXPORT Reader *colibri_reader_open(int fd, int depth) {
 }
 
 /* Once: where reads go. arena: [slots] runs of `bytes` bytes, whole pages; piece: bytes after which the page table is
-   told. The slots' states, int32 [slots], to look at without a call; NULL: no memory. */
-EXPORT const void *colibri_reader_serve(Reader *r, uint8_t *arena, int slots, int64_t bytes, int64_t piece) {
+   told; guesses: under way at a time. The slots' states, int32 [slots], to look at without a call; NULL: no memory. */
+EXPORT const void *colibri_reader_serve(Reader *r, uint8_t *arena, int slots, int64_t bytes, int64_t piece,
+                                        int guesses) {
     int64_t least = (bytes + MOST_PIECES - 1) / MOST_PIECES;
-    r->arena = arena, r->slots = slots, r->bytes = bytes;
+    r->arena = arena, r->slots = slots, r->bytes = bytes, r->guesses = guesses;
     r->piece = ((piece > least ? piece : least) + PAGE - 1) / PAGE * PAGE;
     r->pages = (int)(bytes / PAGE), r->pieces = (int)((bytes + r->piece - 1) / r->piece);
     r->state = calloc((size_t)slots + 1, sizeof *r->state);

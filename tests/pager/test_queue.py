@@ -23,6 +23,7 @@ from colibri_lab.ops.isa import available
 from colibri_lab.ops.layout import PAGE
 from colibri_lab.ops.types import ABSENT, COMING
 from colibri_lab.pager import queue as queue_module
+from colibri_lab.pager import transfer as transfer_module
 from colibri_lab.pager.frames import Frames
 from colibri_lab.pager.queue import QueueTransfer
 from colibri_lab.pager.reader import Reader
@@ -30,6 +31,8 @@ from colibri_lab.pager.reading import open_transfer
 from colibri_lab.pager.threads import ThreadTransfer
 
 from .fake import FakeFile
+
+READING = 2  # a slot's state in kernels/cpu/reader.c
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +250,47 @@ def test_a_forked_child_reads_for_itself(file: FakeFile) -> None:
         guess.publish()
     assert all(made.whole(1, expert) for expert in range(3))
     made.transfer.close()
+
+
+def test_few_guesses_are_read_at_a_time(file: FakeFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a wrong one that has not begun costs nothing, and what is needed waits for few."""
+    monkeypatch.setattr(transfer_module, "GUESS_BYTES", 2 * file.pages * PAGE + 1)
+    made = Opened(file, 4)
+    guesses = [made.transfer.guess(at // 5, at % 5, at) for at in range(10)]
+    most = 0
+    while not all(guess.landed for guess in guesses):
+        most = max(most, list(made.transfer._states).count(READING))
+    assert most <= 2
+    made.transfer.load([made.transfer.read(2, expert, 10 + expert) for expert in range(5)])
+    for guess in guesses:
+        guess.publish()
+    assert all(made.whole(layer, expert) for layer in range(3) for expert in range(5))
+    made.transfer.close()
+
+
+def test_a_queue_serves_the_next_reader(file: FakeFile) -> None:
+    """Whether it was closed idle or in the midst of reads, whose ends the next reader never sees."""
+    for at in range(12):
+        made = Opened(file, 3)
+        made.transfer.load([made.transfer.read(at % 3, at % 5, 0)])
+        assert made.whole(at % 3, at % 5)
+        for expert in range(at % 5):
+            made.transfer.read((at + 1) % 3, expert, 1 + expert)
+        made.transfer.close()
+
+
+def test_a_forked_child_does_not_take_its_parents_unused_queue(file: FakeFile) -> None:
+    Opened(file, 3).transfer.close()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        try:
+            made = Opened(file, 3)
+            made.transfer.load([made.transfer.read(0, 1, 9)])
+            os._exit(0 if made.whole(0, 1) else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_threads_where_there_is_no_queue(file: FakeFile, monkeypatch: pytest.MonkeyPatch) -> None:
