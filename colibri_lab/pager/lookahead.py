@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from math import log2
 from time import perf_counter_ns as clock
@@ -32,12 +32,11 @@ class Recall:
     def guessed(self, layer: int, experts: Sequence[int]) -> None:
         self._guess.setdefault(layer, {}).update(dict.fromkeys(experts))
 
-    def known(self, layer: int, chosen: Sequence[Sequence[int]], decode: bool) -> None:
-        """What the rows of a layer really use [n][k]; a layer that nobody guessed at does not count."""
+    def known(self, layer: int, asked: Collection[int], decode: bool) -> None:
+        """What the rows of a layer really use, distinct; a layer that nobody guessed at does not count."""
         guess = self._guess.pop(layer, None)
         if guess is None:
             return
-        asked = {expert for row in chosen for expert in row}
         self._asked[decode] += len(asked)
         right, made = self._right, self._made
         for _ in range(len(guess) - len(right)):
@@ -127,8 +126,9 @@ class Lookahead:
         """The rows' experts [n][k] of a layer are known and in memory."""
         pager, limit, named = self._pager, self.limit(len(chosen)), self._named(len(chosen))
         pager.settle(layer)
+        asked = {expert for row in chosen for expert in row}
         for recall in (self._together, *self._each.values()):
-            recall.known(layer, chosen, pager.decode)
+            recall.known(layer, asked, pager.decode)
         missing, pager.missed = pager.missed, []
         if pager.full:
             return  # nothing is left to guess

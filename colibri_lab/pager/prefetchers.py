@@ -77,12 +77,12 @@ class NextGate:
     def __init__(self, rows: Rows, weights: ModelWeights, ahead: int = 1) -> None:
         self._rows, self._top_k = rows, weights.top_k
         self.after_experts = any(layer.shared is not None for layer in weights.layers)
-        self._gates: dict[int, tuple[int, NDArray[np.float32]]] = {}  # layer -> (the one ahead, its gate [H, E])
+        self._gates: dict[int, tuple[int, NDArray[np.float32]]] = {}  # layer -> (the one ahead, its gate [E, H])
         order = [i for i, layer in enumerate(weights.layers) if layer.gate is not None]
         for here, after in zip(order, order[ahead:], strict=False):
             layer = weights.layers[after]
             assert layer.gate is not None
-            self._gates[here] = after, np.ascontiguousarray((layer.gate * layer.post_norm).T)
+            self._gates[here] = after, np.ascontiguousarray(layer.gate * layer.post_norm)
 
     def guess(self, layer: int, chosen: Sequence[Sequence[int]], missing: Sequence[int]) -> Guess:
         if layer not in self._gates:
@@ -90,11 +90,11 @@ class NextGate:
         target, gate = self._gates[layer]
         n, k = len(chosen), self._top_k
         if n == 1:
-            row = self._rows.x[0] @ gate  # [E]
+            row = gate @ self._rows.x[0]  # [E]
             return target, row.argsort()[: -k - 1 : -1].tolist()
-        scores = self._rows.x[:n] @ gate  # [n, E]
+        scores = self._rows.x[:n] @ gate.T  # [n, E]
         best = np.argpartition(scores, -k, axis=1)[:, -k:]  # [n, k]
-        votes = np.bincount(best.ravel(), minlength=gate.shape[1])  # rows that will want it
+        votes = np.bincount(best.ravel(), minlength=len(gate))  # rows that will want it
         return target, [e for e in np.argsort(-votes, kind="stable").tolist() if votes[e]]
 
 

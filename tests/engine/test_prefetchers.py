@@ -163,12 +163,12 @@ def test_places_that_are_seldom_right_are_not_read_where_the_disk_is_busy() -> N
     assert recall.likely([1, 2, 3], 1.0) == [1, 2, 3], "a new place has yet to show it"
     for i in range(400):
         recall.guessed(0, [1, 2, 3])
-        recall.known(0, [[1, 2 if i % 2 else 4], [1, 5]], decode=True)  # places 0, 1, 2: always, half, never
+        recall.known(0, {1, 2 if i % 2 else 4, 5}, decode=True)  # places 0, 1, 2: always, half, never
     assert recall.likely([7, 8, 9], 0.0) == [7, 8, 9] and recall.likely([7, 8, 9], 0.3) == [7, 8]
     assert recall.likely([7, 8, 9, 6], 0.8) == [7, 6]
     for _ in range(400):  # what was long ago counts no more
         recall.guessed(0, [1, 2, 3])
-        recall.known(0, [[3, 9]], decode=True)
+        recall.known(0, {3, 9}, decode=True)
     assert recall.likely([7, 8, 9], 0.8) == [9]
     assert recall.counters("x")["decode_x"] == pytest.approx((400 + 200 + 400) / (400 * 3 + 400 * 2), abs=0.15)
 
