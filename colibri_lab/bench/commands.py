@@ -162,7 +162,7 @@ def pipeline_command(
     budgets: Annotated[str, typer.Option(help="per cent of all experts, by commas")] = "50,75,90,100",
     batches: Annotated[str, typer.Option(help="sequences that advance together, by commas")] = "1,8",
     tokens: Annotated[int, typer.Option(min=2, help="of each sequence in a round")] = 24,
-    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
     threads: Threads = 2,
     prefetcher: Annotated[str, typer.Option(help="of the asynchronous side")] = "none",
 ) -> Result:
