@@ -42,6 +42,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeFile]:
     file.close()
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeFile]:
+    """A read takes a millisecond and more, so that several are under way for sure."""
+    file = FakeFile(tmp_path_factory.mktemp("large") / "experts.bin", pages=32)
+    yield file
+    file.close()
+
+
 class Opened:
     """A queue with frames for all experts and a page table."""
 
@@ -61,13 +69,18 @@ class Opened:
         )
 
 
-def one_at_a_time(file: FakeFile) -> Opened:
-    """A call lets at most one more read begin."""
-    made = Opened(file, 1)
+def checked(file: FakeFile, depth: int) -> Opened:
+    """No more checksums, which take time."""
+    made = Opened(file, depth)
     for at in range(15):
-        made.transfer.load([made.transfer.read(at // 5, at % 5, 0)])  # no more checksums, which take time
+        made.transfer.load([made.transfer.read(at // 5, at % 5, 0)])
     made.table[:] = ABSENT
     return made
+
+
+def one_at_a_time(file: FakeFile) -> Opened:
+    """A call lets at most one more read begin."""
+    return checked(file, 1)
 
 
 @pytest.mark.parametrize("level", available())
@@ -252,15 +265,17 @@ def test_a_forked_child_reads_for_itself(file: FakeFile) -> None:
     made.transfer.close()
 
 
-def test_few_guesses_are_read_at_a_time(file: FakeFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_guesses_are_read_at_a_time(large: FakeFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a wrong one that has not begun costs nothing, and what is needed waits for few."""
-    monkeypatch.setattr(transfer_module, "GUESS_BYTES", 2 * file.pages * PAGE + 1)
-    made = Opened(file, 4)
-    guesses = [made.transfer.guess(at // 5, at % 5, at) for at in range(10)]
-    most = 0
+    monkeypatch.setattr(transfer_module, "GUESS_BYTES", 2 * large.pages * PAGE + 1)
+    made = checked(large, 10)
+    guesses, seen = [], [0]
+    for at in range(10):
+        guesses.append(made.transfer.guess(at // 5, at % 5, at))
+        seen.append(list(made.transfer._states).count(READING))
     while not all(guess.landed for guess in guesses):
-        most = max(most, list(made.transfer._states).count(READING))
-    assert most <= 2
+        seen.append(list(made.transfer._states).count(READING))
+    assert max(seen) <= 2, seen
     made.transfer.load([made.transfer.read(2, expert, 10 + expert) for expert in range(5)])
     for guess in guesses:
         guess.publish()
@@ -268,14 +283,16 @@ def test_few_guesses_are_read_at_a_time(file: FakeFile, monkeypatch: pytest.Monk
     made.transfer.close()
 
 
-def test_a_queue_serves_the_next_reader(file: FakeFile) -> None:
+def test_a_queue_serves_the_next_reader(large: FakeFile) -> None:
     """Whether it was closed idle or in the midst of reads, whose ends the next reader never sees."""
-    for at in range(12):
-        made = Opened(file, 3)
+    for at in range(6):
+        made = checked(large, 3)
+        for run in range(3 * (at % 2)):
+            made.transfer.read(0, run, run)
+        made.transfer.close()
+        made = Opened(large, 3)
         made.transfer.load([made.transfer.read(at % 3, at % 5, 0)])
         assert made.whole(at % 3, at % 5)
-        for expert in range(at % 5):
-            made.transfer.read((at + 1) % 3, expert, 1 + expert)
         made.transfer.close()
 
 
