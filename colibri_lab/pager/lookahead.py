@@ -108,8 +108,8 @@ class Lookahead:
 
     def _kept(self) -> int:
         """Runs of frames that guesses share: each is one that an expert which was asked for does not have, so they are
-        few: one token's experts of a layer, or what was set."""
-        return max(self._pager.top_k, (self._pages or 0) // self._pager.frames.pages)
+        few: what was set, and `Pager.guess` keeps one token's experts of a layer at the least."""
+        return max(1, (self._pages or 0) // self._pager.frames.pages)
 
     def limit(self, rows: int = 1) -> int:
         """Experts of one guess in a step of so many rows that may be read."""
