@@ -29,6 +29,7 @@ from ..model.transformer import Transformer
 from ..ops.cuda import CudaBackend
 from ..ops.cuda_experts import Sharing
 from ..ops.routing import Routing
+from ..ops.runs import Running
 from ..ops.select import choose_backend
 from ..ops.types import ON_CPU, Backend, Rows, Staged
 from ..pager.early import EarlyReads
@@ -43,6 +44,7 @@ from .choosing import Choosing, choosing_for
 from .host import Host
 from .identity import open_persistence
 from .pipeline import Pipeline, Unit
+from .runs import LayerRuns
 from .whole import WholeSteps
 
 PIECE = 1 << 20  # bytes of expert pages that a kernel is told of at a time in async mode
@@ -223,6 +225,8 @@ def build(config: Config, positions: int | None = None) -> Parts:
         if isinstance(backend, CudaBackend):
             transformer.whole = WholeSteps(backend, pager, dispatcher, spec.sparse, router is not None,
                                            config.cuda_graphs)  # fmt: skip
+        elif isinstance(backend, Running) and router is None:
+            transformer.whole = LayerRuns(backend, pager, dispatcher, spec.sparse, asynchronous)
         stack.pop_all()
     return Parts(
         config,

@@ -22,16 +22,18 @@ from ..model.transformer import Ahead, Transformer
 from ..ops.types import MissingPage
 from ..pager.pager import Pager
 from ..pager.ticket import Ticket
+from .runs import LayerRuns
 
 Waves = Sequence[tuple[int, int, Sequence[int]]]
 STAGES = ("embed", "attention", "router", "place", "dispatch", "read", "ahead", "experts")
 
 
-# the stage of each call that Transformer.forward makes
+# the stage of each call that Transformer.forward makes, or a run of layers in its place
 CALLS = {
     "begin": "embed",
     "embed": "embed",
     "_attend": "attention",
+    "run_layers": "attention",
     "apply": "router",
     "place": "place",
     "chosen": "dispatch",
@@ -230,10 +232,14 @@ class Pipeline(Transformer):
         }
 
 
+LEADS = {f.__code__ for f in (Transformer.forward, LayerRuns.__call__, LayerRuns.keep_books)}
+
+
 def _where(error: BaseException) -> str:
     """The stage of a synchronous forward in which this was raised, from its traceback: such steps keep no books."""
     calls = list(walk_tb(error.__traceback__))
-    at = max(i for i, (frame, _) in enumerate(calls) if frame.f_code is Transformer.forward.__code__)
+    at = max(i for i, (frame, _) in enumerate(calls) if frame.f_code in LEADS)
     known = calls[at][0].f_locals
+    layer = getattr(error, "layer", known.get("layer"))  # of several at one go the error knows which
     stage = CALLS.get(calls[at + 1][0].f_code.co_name, "experts") if at + 1 < len(calls) else "experts"
-    return f"in stage {stage}" + (f", layer {known['layer']}, rows 0 to {known['n'] - 1}" if "layer" in known else "")
+    return f"in stage {stage}" + ("" if layer is None else f", layer {layer}, rows 0 to {known['n'] - 1}")

@@ -44,7 +44,7 @@ def describe(parts: Any, config: Config) -> dict[str, Any]:
         "reads": parts.pager.reads,
         "frames": pager.frames.capacity * pager.frames.pages,
         "expert_placement": config.expert_placement,
-        "cuda_graphs": "none: no GPU" if parts.transformer.whole is None else parts.transformer.whole.describe(),
+        "cuda_graphs": parts.transformer.whole.describe() if isinstance(parts.backend, CudaBackend) else "none: no GPU",
         "gpu_cache_bytes": b.tier.bytes if isinstance(b := parts.backend, CudaBackend) and b.tier else 0,
         "kv_slots": kv.slots.slots,
         "kv_slot_size": kv.slots.size,

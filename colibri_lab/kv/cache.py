@@ -70,8 +70,8 @@ class KVCache:
         self._seats = seats
         self._placed.clear()
 
-    def place(self, layer: int, first: Sequence[int], at: int = 0) -> None:
-        """Find the place of each row's K/V in a layer and write it to kv_dst.
+    def place(self, layer: int, first: Sequence[int], at: int = 0) -> list[int]:
+        """Find the place of each row's K/V in a layer, also written to kv_dst.
 
         first: the best expert of each row from `at` on, BASE in a dense layer; a layer's rows come in order.
         Raises SlotsExhausted, which names the seat that found none.
@@ -102,6 +102,7 @@ class KVCache:
             self._dst[at] = places[0]
         else:
             self._dst[at : at + len(places)] = places
+        return places
 
     def _outsider(self, seat: int, layer: int, table: _Layer, expert: int) -> list[int]:
         """The slots of an expert that has none of its own: now it may get some, else the base slots."""

@@ -34,7 +34,7 @@ class Cache(Protocol):
 
     def begin(self, seats: Sequence[int]) -> None: ...
 
-    def place(self, layer: int, first: Sequence[int], at: int = 0) -> None: ...
+    def place(self, layer: int, first: Sequence[int], at: int = 0) -> Sequence[int]: ...
 
 
 class Dispatch(Protocol):
@@ -98,6 +98,11 @@ class Transformer:
         self._early: Ahead | None = None if late else ahead
         self._late: Ahead | None = ahead if late else None
         self._between = None if ahead is None else self._stages
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether anybody is told of each layer's experts."""
+        return self._early is not None or self._late is not None
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """Rows [0, n) through all layers; rows.token, .position, .seat are set, rows of a seat in order of position."""

@@ -11,6 +11,7 @@ import numpy as np
 from . import types as t
 from .layout import DTYPES, MatrixLayout, ceil_div
 from .routing import KINDS, Routing, code_block, gate_codes, sigmoid_table, threshold_guess
+from .runs import Runs
 
 
 class Matrix(c.Structure):
@@ -80,6 +81,7 @@ class Model(c.Structure):
                 ),
             )
         ),
+        *((name, c.c_void_p) for name in ("run_experts", "run_weights", "run_kv_dst", "reached", "run_spent")),
         *((name, c.c_int32) for name in ("router", "router_bits", "router_audit", "code_width", "code_block")),
         *((name, c.c_float) for name in ("threshold_at", "threshold_step")),
         ("sigmoid", c.c_void_p),
@@ -92,7 +94,8 @@ class Model(c.Structure):
 STRUCTS = (Matrix, Ffn, Layer, Model)  # in the order of colibri_sizeof
 
 
-def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, exact: bool, threads: int) -> Model:
+def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, runs: Runs, exact: bool,
+          threads: int) -> Model:  # fmt: skip
     """Everything a backend is bound to, as one struct of addresses; the caller keeps the arrays alive."""
     layers = (Layer * len(w.layers))(*[_layer(layer) for layer in w.layers])
     routing = w.routing or Routing.make(len(w.layers))
@@ -126,6 +129,8 @@ def model(w: t.ModelWeights, kv: t.KVPool, pages: t.ExpertPages, rows: t.Rows, e
         setattr(m, name, _at(getattr(rows, name)))
     m.logsumexp, m.experts_of_row, m.argmax = _at(rows.logsumexp), _at(rows.experts), _at(rows.argmax)
     m.spent = _at(rows.spent)
+    m.run_experts, m.run_weights, m.run_kv_dst = _at(runs.experts), _at(runs.weights), _at(runs.kv_dst)
+    m.reached, m.run_spent = _at(runs.reached), _at(runs.spent)
     return m
 
 

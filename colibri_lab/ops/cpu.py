@@ -6,6 +6,7 @@ import ctypes as c
 import os
 
 from . import abi, build, checks, isa
+from .runs import Runs
 from .types import Binding, ExpertPages, KVPool, MissingPage, ModelWeights, NonFiniteLogits, Rows
 
 NON_FINITE, MISSING_PAGE, BAD_INDEX = 1, 2, 3  # kinds of failure in kernels/cpu/types.h
@@ -31,6 +32,7 @@ class CpuBackend:
         self._embed, self._head = library.colibri_embed, library.colibri_head
         self._attn_router, self._expert_ffn = library.colibri_attn_router, library.colibri_expert_ffn
         self._first_stage, self._second_stage = library.colibri_first_stage, library.colibri_second_stage
+        self._run_layers, self._settle_layers = library.colibri_run_layers, library.colibri_settle_layers
         self._context: c.c_void_p | None = None
         self._process = 0  # that has the library's threads
         self._bound: Binding | None = None
@@ -40,13 +42,14 @@ class CpuBackend:
         if rows.capacity > MAX_ROWS:
             raise ValueError(f"a step has at most {MAX_ROWS} rows, not {rows.capacity}")
         self.close()
-        model = abi.model(weights, kv, pages, rows, self.precision == "exact", self.threads)
+        self.runs = Runs.allocate(len(weights.layers), weights.top_k)
+        model = abi.model(weights, kv, pages, rows, self.runs, self.precision == "exact", self.threads)
         context = self._bind(c.byref(model))
         if not context:
             raise MemoryError(f"no memory for the scratch of {rows.capacity} rows")
         self._context, self._process = c.c_void_p(context), os.getpid()
         # the library holds bare addresses: keep their arrays
-        self._bound = Binding(weights, kv, pages, rows, [model.keep])
+        self._bound = Binding(weights, kv, pages, rows, [model.keep, self.runs])
 
     def embed(self, n: int) -> None:
         failed = self._embed(self._context, n)
@@ -72,6 +75,18 @@ class CpuBackend:
         failed = self._expert_ffn(self._context, layer, at, n, first, last)
         if failed:
             self._raise(failed, layer)
+
+    def run_layers(self, first: int, n: int) -> int:
+        failed = self._run_layers(self._context, first, n)
+        reached = int(self.runs.reached[0])
+        if failed:
+            self._raise(failed, reached)
+        return reached
+
+    def settle_layers(self, first: int, last: int, n: int) -> None:
+        failed = self._settle_layers(self._context, first, last, n)
+        if failed:
+            self._raise(failed, -1)
 
     def head(self, n: int) -> None:
         failed = self._head(self._context, n)
@@ -108,7 +123,7 @@ def open_library(level: str | None = None) -> tuple[str, c.CDLL]:
             raise build.KernelError(f"ops/abi.py and kernels/cpu/types.h disagree about {struct.__name__}")
     library.colibri_bind.argtypes, library.colibri_bind.restype = [c.c_void_p], c.c_void_p
     library.colibri_free.argtypes, library.colibri_free.restype = [c.c_void_p], None
-    stages = ("first_stage", 3), ("second_stage", 3)
+    stages = ("first_stage", 3), ("second_stage", 3), ("run_layers", 2), ("settle_layers", 3)
     for name, integers in (("embed", 1), ("attn_router", 3), *stages, ("expert_ffn", 5), ("head", 1)):
         function = getattr(library, f"colibri_{name}")
         function.argtypes, function.restype = [c.c_void_p] + [c.c_int] * integers, c.c_int64

@@ -67,8 +67,11 @@ class LFRU:
         self._scores: dict[int, float] = {}
 
     def hit(self, key: int) -> None:
-        rank = self._count(key, 1)
-        self._ranks[self._here].of[key] = rank
+        layer = self._here = key // self._experts  # `_count`, of a key that has been counted: every token does this
+        clock = self._clock[layer] = self._clock[layer] + 1
+        now = clock / self._half_life
+        score = self._scores[key] = now + log2(1 + exp2(self._scores[key] - now))
+        self._ranks[layer].of[key] = score, clock, key
 
     def admit(self, key: int) -> None:
         rank = self._count(key, 1)

@@ -21,6 +21,7 @@
 #include "attn_router.c"
 #include "expert_ffn.c"
 #include "arrival.c"
+#include "layers.c"
 #include "head.c"
 #include "quantise.c"
 #include "probe.c"

@@ -56,6 +56,7 @@ typedef struct {
     int32_t *found;  /* [R] candidates that the first stage of two_stage proved, or 0 */
     int32_t *listed; /* [R][E] these; for two_stage alone */
     Staged staged;
+    char *kept_k, *kept_v; /* [n_layers][RUN_ROWS][kv_heads][head_dim], see layers.c */
     int qkv_width, attended_width, scores_len, scratch_len, n_jobs;
     void *memory[64];
     int n_memory;
@@ -140,7 +141,10 @@ EXPORT Context *colibri_bind(const Model *model) {
     c->tally = take(c, rows, sizeof(Tally));
     c->found = take(c, rows, sizeof(int32_t));
     c->listed = take(c, m->router == TWO_STAGE ? rows * (size_t)m->experts : 0, sizeof(int32_t));
-    if (!c->qkv || !c->attended || !c->out || !c->sum || !c->scores || !c->scratch || !c->pointers || !c->jobs ||
+    size_t kept = (size_t)m->n_layers * RUN_ROWS * (size_t)(m->kv_heads * m->head_dim);
+    c->kept_k = take(c, kept, m->kv_dtype == FP16 ? 2 : 4);
+    c->kept_v = take(c, kept, m->kv_dtype == FP16 ? 2 : 4);
+    if (!c->kept_k || !c->kept_v || !c->qkv || !c->attended || !c->out || !c->sum || !c->scores || !c->scratch || !c->pointers || !c->jobs ||
         !c->job_in || !c->job_row || !c->job_weight || !c->count || !c->status || !c->sight || !c->room || !c->guess ||
         !c->codes || !c->tally || !c->found || !c->listed || !c->partial || !c->turns)
         goto no_memory;

@@ -151,48 +151,71 @@ static void prepare_unit(void *arg, int r, int thread) {
     if (layer->has_shared && s->finish) act_row(&c->shared_in.act[r], x, &layer->shared.gate, c->m.exact);
 }
 
-/* K/V of the step's rows go from staging to their slots, which the router's choice has settled. */
+/* A row's K/V go to their slot, which the router's choice has settled; k, v: where they wait. */
+static void settle_row(const Model *m, int l, int r, int32_t to, const char *k, const char *v, int expert) {
+    memmove((char *)m->k + (size_t)to * kv_bytes(m), k, kv_bytes(m));
+    memmove((char *)m->v + (size_t)to * kv_bytes(m), v, kv_bytes(m));
+    m->where[entry_of(m, l, r)] = to;
+    m->first[entry_of(m, l, r)] = m->layers[l].has_dense ? -1 : (int16_t)expert;
+}
+
+/* The same for the step's rows, from staging. */
 static int64_t settle(Context *c, int l, int n) {
     const Model *m = &c->m;
-    size_t bytes = (size_t)m->kv_heads * m->head_dim * (m->kv_dtype == FP16 ? 2 : 4);
     for (int r = 0; r < n; r++)
         if (m->kv_dst[r] < 0 || m->kv_dst[r] >= m->tokens) return failure(BAD_INDEX, KV_DST, r);
     for (int r = 0; r < n; r++) {
-        size_t to = (size_t)m->kv_dst[r] * bytes, from = (size_t)(m->staging + r) * bytes;
-        memmove((char *)m->k + to, (char *)m->k + from, bytes);
-        memmove((char *)m->v + to, (char *)m->v + from, bytes);
-        m->where[entry_of(m, l, r)] = m->kv_dst[r];
-        m->first[entry_of(m, l, r)] = m->layers[l].has_dense ? -1 : (int16_t)m->experts_of_row[(size_t)r * m->top_k];
+        size_t from = (size_t)(m->staging + r) * kv_bytes(m);
+        settle_row(m, l, r, m->kv_dst[r], (char *)m->k + from, (char *)m->v + from,
+                   m->experts_of_row[(size_t)r * m->top_k]);
     }
     return OK;
 }
 
+/* Jobs of the step's routed experts first <= e < last; nothing else has changed where this fails. */
+static int64_t begin_ffn(Step *s, int first, int last, int *coming) {
+    Context *c = s->c;
+    c->n_jobs = 0;
+    if (c->m.layers[s->l].has_dense) return OK;
+    uint64_t begin = now_ns(CLOCK_MONOTONIC);
+    int64_t failed = gather_experts(c, s->l, s->n, first, last, coming);
+    if (!failed) c->m.spent[1] += (int64_t)(now_ns(CLOCK_MONOTONIC) - begin);
+    return failed;
+}
+
+/* The jobs, and the resident networks where they are the step's last. */
+static int64_t compute_ffn(Step *s, int coming) {
+    Context *c = s->c;
+    const Model *m = &c->m;
+    const Layer *layer = &m->layers[s->l];
+    int64_t work = 0;
+    int n = s->n;
+    run_units(c, prepare_unit, s, n, (int64_t)n * m->hidden * 4);
+    if (layer->has_dense) gather_all(c, &layer->dense, NULL, &c->in, n);
+    if (layer->has_shared && s->finish) gather_all(c, &layer->shared, layer->shared_gate, &c->shared_in, n);
+    for (int j = 0; j < c->n_jobs; j++) work += (int64_t)c->jobs[j].rows * c->jobs[j].w->gate.rows * m->hidden;
+    if (coming) return ffn_as_pages_arrive(c, s, work);
+    if (c->n_jobs) {
+        s->parts = max_int(1, ceil_div(parts_of(c, 1 << 20, 6), c->n_jobs));
+        run_units(c, up_unit, s, c->n_jobs * s->parts, 2 * work);
+    }
+    s->parts = parts_of(c, ceil_div(m->hidden, ROWS), 6);
+    run_units(c, down_unit, s, s->parts, work);
+    return OK;
+}
+
+static void begin_sums(Context *c, int n) { memset(c->row_sum, 0, (size_t)n * c->m.hidden * sizeof(float)); }
+
 EXPORT int64_t colibri_expert_ffn(Context *c, int l, int at, int n, int first, int last) {
     if (!c) return failure(UNBOUND, 0, 0);
-    const Model *m = &c->m;
-    int64_t failed = look_from(c, at, n), work = 0;
+    int64_t failed = look_from(c, at, n);
     int coming = 0;
-    if (failed || (failed = check_rows(m, l, n)) || n == 0) return failed;
-    const Layer *layer = &m->layers[l];
-    Step s = {c, l, n, 1, layer->has_dense || last == m->experts};
-    c->n_jobs = 0;
-    uint64_t begin = now_ns(CLOCK_MONOTONIC);
-    if (!layer->has_dense && (failed = gather_experts(c, l, n, first, last, &coming))) return failed;
-    m->spent[1] += (int64_t)(now_ns(CLOCK_MONOTONIC) - begin);
+    if (failed || (failed = check_rows(&c->m, l, n)) || n == 0) return failed;
+    Step s = {c, l, n, 1, c->m.layers[l].has_dense || last == c->m.experts};
+    if ((failed = begin_ffn(&s, first, last, &coming))) return failed;
     if (first == 0) {
         if ((failed = settle(c, l, n))) return failed;
-        memset(c->row_sum, 0, (size_t)n * m->hidden * sizeof(float));
+        begin_sums(c, n);
     }
-    run_units(c, prepare_unit, &s, n, (int64_t)n * m->hidden * 4);
-    if (layer->has_dense) gather_all(c, &layer->dense, NULL, &c->in, n);
-    if (layer->has_shared && s.finish) gather_all(c, &layer->shared, layer->shared_gate, &c->shared_in, n);
-    for (int j = 0; j < c->n_jobs; j++) work += (int64_t)c->jobs[j].rows * c->jobs[j].w->gate.rows * m->hidden;
-    if (coming) return ffn_as_pages_arrive(c, &s, work);
-    if (c->n_jobs) {
-        s.parts = max_int(1, ceil_div(parts_of(c, 1 << 20, 6), c->n_jobs));
-        run_units(c, up_unit, &s, c->n_jobs * s.parts, 2 * work);
-    }
-    s.parts = parts_of(c, ceil_div(m->hidden, ROWS), 6);
-    run_units(c, down_unit, &s, s.parts, work);
-    return OK;
+    return compute_ffn(&s, coming);
 }

@@ -6,6 +6,9 @@ INLINE size_t entry_of(const Model *m, int l, int r) {
     return ((size_t)m->seat[r] * m->n_layers + l) * m->positions + m->position[r];
 }
 
+/* Of a token's keys, and of its values, in the pool. */
+INLINE size_t kv_bytes(const Model *m) { return (size_t)m->kv_heads * m->head_dim * (m->kv_dtype == FP16 ? 2 : 4); }
+
 /* The experts that a row will choose are known only after attention, so the layer's gate is asked before it: attention
    adds little to the hidden state. Borrows the row's places for logits and for attention's output. */
 static void guess_experts(Context *c, const Layer *layer, int r) {

@@ -9,6 +9,7 @@
 #define ABSENT (-1) /* of a page table's entry: not in memory */
 #define COMING (-2) /* not yet, but on its way */
 #define ROWS 16 /* rows of a tile, lanes of a vector */
+#define RUN_ROWS 32 /* rows of a step that layers.c takes; ops/types.py has the same */
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
@@ -72,6 +73,12 @@ typedef struct {
     float *x, *ffn_in, *router_logits, *weights, *logits, *logsumexp;
     int32_t *experts_of_row, *argmax;
     int64_t *spent; /* [2] nanoseconds so far: choosing experts, grouping rows by expert */
+    /* Runs */
+    int32_t *run_experts; /* [n_layers][RUN_ROWS][top_k] */
+    float *run_weights;   /* the same */
+    const int32_t *run_kv_dst; /* [n_layers][RUN_ROWS] */
+    int32_t *reached;          /* [1] a layer */
+    int64_t *run_spent;        /* [2] nanoseconds so far: attn_router, expert_ffn */
     /* Routing */
     int32_t router, router_bits, router_audit, code_width, code_block;
     float threshold_at, threshold_step; /* bit_level: first guess and its slope; see router_bits.c */

@@ -13,9 +13,10 @@ import numpy as np
 from colibri_lab.ops import abi, checks
 from colibri_lab.ops.cpu import CpuBackend, open_library
 from colibri_lab.ops.routing import Routing, sigmoid_table
+from colibri_lab.ops.runs import Runs
 from colibri_lab.ops.types import ABSENT, COMING, Binding, ExpertPages, KVPool, ModelWeights, Rows
 
-from .machine import ATTN_ROUTER, BIND, EMBED, EXPERT_FFN, FIRST_STAGE, HEAD, SECOND_STAGE, SIZEOF, Machine
+from .machine import ATTN_ROUTER, BIND, EMBED, EXPERT_FFN, FIRST_STAGE, HEAD, RUN, SECOND_STAGE, SETTLE, SIZEOF, Machine
 
 BASE = 0x100000000000  # the address of the memory's first byte in the process; driver.c has the same
 Array = np.ndarray[Any, Any]
@@ -39,14 +40,17 @@ class ArmBackend(CpuBackend):
         self._second_stage = lambda _, *numbers: self._call(SECOND_STAGE, *numbers)
         self._expert_ffn = lambda _, *numbers: self._call(EXPERT_FFN, *numbers)
         self._head = lambda _, *numbers: self._call(HEAD, *numbers)
+        self._run_layers = lambda _, *numbers: self._call(RUN, *numbers)
+        self._settle_layers = lambda _, *numbers: self._call(SETTLE, *numbers)
 
     def bind(self, weights: ModelWeights, kv: KVPool, pages: ExpertPages, rows: Rows) -> None:
         checks.bind(weights, kv, pages, rows)
-        model = abi.model(weights, kv, pages, rows, self.precision == "exact", self.threads)
+        self.runs = Runs.allocate(len(weights.layers), weights.top_k)
+        model = abi.model(weights, kv, pages, rows, self.runs, self.precision == "exact", self.threads)
         model.reader = None  # this process looks what has come, see Memory.arrive
         routing = next(kept for kept in model.keep if isinstance(kept, Routing))
         fixed = list(arrays((weights, model.keep, sigmoid_table())))
-        both = list(arrays((kv, pages.waited, rows, routing)))
+        both = list(arrays((kv, pages.waited, rows, self.runs, routing)))
         self._memory = Memory(self.machine, fixed, both, pages, model, self._late)
         self._bound, self.machine.bound = Binding(weights, kv, pages, rows, [model.keep]), self
 

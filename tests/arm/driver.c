@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SIZEOF, BIND, EMBED, ATTN_ROUTER, EXPERT_FFN, HEAD, FIRST_STAGE, SECOND_STAGE };
+enum { SIZEOF, BIND, EMBED, ATTN_ROUTER, EXPERT_FFN, HEAD, FIRST_STAGE, SECOND_STAGE, RUN, SETTLE };
 #define BASE ((uint8_t *)0x100000000000) /* the addresses in the memory begin here; backend.py has the same */
 
 static int64_t bind_memory(Context **context, int memory, int64_t size, int64_t model) {
@@ -34,6 +34,8 @@ int main(int argc, char **argv) {
         case HEAD: result = colibri_head(c, a); break;
         case FIRST_STAGE: result = colibri_first_stage(c, a, b, d); break;
         case SECOND_STAGE: result = colibri_second_stage(c, a, b, d); break;
+        case RUN: result = colibri_run_layers(c, a, b); break;
+        case SETTLE: result = colibri_settle_layers(c, a, b, d); break;
         default: return 1;
         }
         if (write(1, &result, sizeof result) != sizeof result) return 1;

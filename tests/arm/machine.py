@@ -25,7 +25,7 @@ PACKAGES = {COMPILER: "gcc-aarch64-linux-gnu and libc6-dev-arm64-cross", EMULATO
 LEVELS = ("dotprod", "neon", "plain")
 CORES = {"dotprod": "cortex-a76", "neon": "cortex-a72", "plain": "cortex-a72"}  # the latter two lack sdot
 STRICT = ("-Wall", "-Wextra", "-Werror", "-static")
-SIZEOF, BIND, EMBED, ATTN_ROUTER, EXPERT_FFN, HEAD, FIRST_STAGE, SECOND_STAGE = range(8)  # as in driver.c
+SIZEOF, BIND, EMBED, ATTN_ROUTER, EXPERT_FFN, HEAD, FIRST_STAGE, SECOND_STAGE, RUN, SETTLE = range(10)  # as in driver.c
 
 
 class Machine:

@@ -15,6 +15,7 @@ from colibri_lab.ops.routing import KINDS, Routing
 from colibri_lab.ops.types import NonFiniteLogits
 from tests.ops.models import FORMATS, Bound, Shape, cpu, make, with_format
 from tests.ops.test_kernels import SHAPES, STEPS
+from tests.ops.test_runs import AtOneGo
 from tests.ops.test_stages import InTwo
 
 from .backend import ArmBackend, arrays
@@ -98,6 +99,16 @@ def test_the_stages_of_a_router_in_two_calls(machine: Machine, bits: int) -> Non
             bound.step(step)
         assert state(runs[0]) == state(runs[1])
     assert backends[1].ids
+
+
+def test_layers_at_one_go(machine: Machine) -> None:
+    """Against one call after the other on this machine; it stops where an expert is not in memory."""
+    away = tuple((layer, e) for layer in (0, 2) for e in range(0, MIXED.experts, 2))
+    one = Bound(cpu(), MIXED, model=make(MIXED, 31))
+    run = AtOneGo(ArmBackend(machine, "exact", 2), MIXED, model=make(MIXED, 31), away=away)
+    for step in STEPS:
+        assert np.array_equal(one.step(step), run.step(step)) and state(one) == state(run)
+    assert run.stops
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])

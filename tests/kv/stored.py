@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,11 @@ def indexes(folder: Path) -> list[Path]:
 
 def taken(folder: Path) -> int:
     """Bytes that the folder's own files take on the disk."""
-    return sum(path.stat().st_blocks * 512 for path in folder.glob("prefix-*"))
+    total = 0
+    for path in folder.glob("prefix-*"):
+        with suppress(FileNotFoundError):  # it got its name, or went, meanwhile
+            total += path.stat().st_blocks * 512
+    return total
 
 
 def tokens_of(index: Path) -> list[int]:

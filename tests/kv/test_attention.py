@@ -32,11 +32,12 @@ class Contiguous(KVCache):
 
     rows: Any  # the step's rows, set once the engine is there
 
-    def place(self, layer: int, first: Any) -> None:
-        positions = self.pool.where.shape[2]
-        for row, seat in enumerate(self._seats):
-            self._dst[row] = (seat * self.layers + layer) * positions + self.rows.position[row]
-        self._placed.append([0] * len(self._seats))
+    def place(self, layer: int, first: Any, at: int = 0) -> list[int]:
+        positions, many = self.pool.where.shape[2], len(self._seats)
+        self._dst[:many] = [(seat * self.layers + layer) * positions for seat in self._seats]
+        self._dst[:many] += self.rows.position[:many]
+        self._placed.append([0] * many)
+        return self._dst[:many].tolist()  # type: ignore[no-any-return]
 
 
 @contextmanager
