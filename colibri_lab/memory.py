@@ -20,19 +20,26 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 class Region:
     """`size` bytes of zeroed anonymous memory, 2 MiB aligned; physical memory is used only where it was written.
 
-    huge: ask for transparent huge pages (big weights), else never use them (sparse tables).
+    huge: ask for transparent huge pages (big weights), else never use them (sparse tables); or a range of bytes, for
+    which alone they are asked.
     """
 
-    def __init__(self, size: int, huge: bool) -> None:
+    def __init__(self, size: int, huge: bool | range) -> None:
         self.size = size
         self._map = mmap.mmap(-1, max(size, 1) + HUGE, flags=_FLAGS)
         whole = np.frombuffer(self._map, np.uint8)
         self._start = -whole.ctypes.data % HUGE
         self.data: NDArray[np.uint8] = whole[self._start : self._start + size]
-        advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
-        if advice is not None:
+        self._advise("MADV_HUGEPAGE" if huge is True else "MADV_NOHUGEPAGE", 0, len(self._map))
+        if isinstance(huge, range):
+            first, last = -(-huge.start // HUGE) * HUGE, huge.stop // HUGE * HUGE  # whole ones inside
+            self._advise("MADV_HUGEPAGE", self._start + first, last - first)
+
+    def _advise(self, name: str, start: int, length: int) -> None:
+        advice = getattr(mmap, name, None)
+        if advice is not None and length > 0:
             try:
-                self._map.madvise(advice)
+                self._map.madvise(advice, start, length)
             except OSError:
                 pass  # a kernel without transparent huge pages: only speed is lost
 
@@ -50,8 +57,8 @@ class Region:
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
-def zeros(shape: tuple[int, ...], dtype: DTypeLike, huge: bool = False) -> NDArray[np.generic]:
-    """Like np.zeros, but always lazily backed and 64-byte aligned."""
+def zeros(shape: tuple[int, ...], dtype: DTypeLike, huge: bool | range = False) -> NDArray[np.generic]:
+    """Like np.zeros, but always lazily backed and 64-byte aligned; huge: see Region."""
     return Region(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize, huge).array(shape, dtype)
 
 

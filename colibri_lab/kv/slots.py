@@ -13,6 +13,7 @@ from ..memory import zeros
 from ..ops.types import SEEN, KVPool
 
 MOST = 2**31 - 1  # tokens of a pool: places are int32
+SHORT = 16 << 20  # bytes of keys, and of values, that use no more memory than what is written; those above, huge pages
 
 
 class SlotPool:
@@ -65,8 +66,10 @@ def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dty
     if shape[0] > MOST:
         raise ConfigError(f"{asked} are more than the {MOST - rows} tokens that a pool can have; choose fewer")
     try:
-        k: NDArray[Any] = zeros(shape, kind)
-        v: NDArray[Any] = zeros(shape, kind)
+        token = kv_heads * head_dim * np.dtype(kind).itemsize
+        long = range(SHORT, slots * size * token)  # slots are taken from the first one on, so only long texts get here
+        k: NDArray[Any] = zeros(shape, kind, huge=long)
+        v: NDArray[Any] = zeros(shape, kind, huge=long)
     except OSError as error:
         need = 2 * math.prod(shape) * np.dtype(kind).itemsize / 2**30
         raise ConfigError(f"{asked} need {need:.1f} GiB of address space: {error.strerror}; choose fewer") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colibri_lab.kv.slots import SHORT, allocate
 from colibri_lab.memory import HUGE, Region, container_room, free_memory, usable_cores, zeros
 
 MIB = 1 << 20
@@ -65,3 +66,51 @@ def test_region(huge: bool) -> None:
     assert region.data[HUGE] == 3 and not region.data[HUGE + 4096 : 3 * HUGE].any() and region.data[3 * HUGE] == 3
     array = zeros((3, 5), np.int32)
     assert array.shape == (3, 5) and not array.any()
+
+
+def facts(address: int) -> dict[str, str]:
+    """What Linux says of the mapping that an address lies in."""
+    found: dict[str, str] = {}
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            begin, end = (int(part, 16) for part in name.split("-"))
+            inside = begin <= address < end
+        elif inside:
+            found[name[:-1]] = rest.strip()
+    return found
+
+
+def kib(address: int) -> int:
+    """Memory of the mapping that an address lies in."""
+    return int(facts(address)["Rss"].split()[0])
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no huge pages")
+def test_huge_pages_only_where_asked() -> None:
+    whole, none = Region(5 * HUGE, True), Region(5 * HUGE, False)
+    part = Region(9 * HUGE, range(2 * HUGE - 5, 6 * HUGE + 5))
+    flags = [
+        [("hg" in f, "nh" in f) for f in (facts(region.data.ctypes.data + at)["VmFlags"].split() for at in places)]
+        for region, places in ((whole, (0,)), (none, (0,)),
+                               (part, (0, 2 * HUGE - 1, 2 * HUGE, 6 * HUGE - 1, 6 * HUGE, 9 * HUGE - 1)))
+    ]  # fmt: skip
+    assert flags[0] == [(True, False)] and flags[1] == [(False, True)]
+    assert flags[2] == [(False, True)] * 2 + [(True, False)] * 2 + [(False, True)] * 2
+    for within in (range(5, HUGE), range(HUGE, HUGE), range(3 * HUGE, HUGE)):
+        region = Region(3 * HUGE, within)
+        assert all("nh" in facts(region.data.ctypes.data + at)["VmFlags"].split() for at in range(0, 3 * HUGE, MIB))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no huge pages")
+def test_a_short_text_takes_no_huge_page_of_the_slots() -> None:
+    """Keys of 512 bytes: what lies within the first 16 MiB, and a step's staging at the end, are small pages."""
+    pool = allocate(4096, 64, 300, 4, 64, "fp16", 1, 1, 100)
+    start, size = pool.k.ctypes.data, 512
+    before = kib(start)
+    pool.k[:1000] = pool.k[pool.staging :] = 1
+    assert 0 < (kib(start) - before) * 1024 < 1100 * size
+    assert "nh" in facts(start)["VmFlags"].split()
+    assert "nh" in facts(start + (pool.staging + 299) * size)["VmFlags"].split()
+    assert "hg" in facts(start + SHORT)["VmFlags"].split() and kib(start + SHORT) == 0
