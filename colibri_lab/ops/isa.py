@@ -18,7 +18,7 @@ _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"
 FLAGS = {
     "amx": (*_AVX512, "-DAMX"),
     "avx512": _AVX512,
-    "avx2": ("-mavx2", "-mf16c"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "dotprod": ("-march=armv8.2-a+dotprod", "-DDOTPROD"),
     "neon": ("-DNEON",),  # by name: compilers for aarch64 have it on, and plain C must stay plain
     "plain": (),
@@ -27,7 +27,7 @@ _HAS_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f1
 _NEEDS = {
     "amx": _HAS_AVX512 | {"amx_tile", "amx_int8"},
     "avx512": _HAS_AVX512,
-    "avx2": {"avx2", "f16c"},
+    "avx2": {"avx2", "fma", "f16c"},
     "dotprod": {"asimddp"},
     "neon": set[str](),  # every aarch64 has it
 }

@@ -53,7 +53,7 @@ INLINE void score_some(const Group *g, const View *v, int t, const int n, const 
         for (int h = 0; h < n; h++) query[h] = v_at(g->q + (size_t)h * dim, i, dim);
         for (int j = 0; j < many; j++) {
             v16 key = token_at(&g->keys, v->where[t + j], i, min_int(16, dim - i), half);
-            for (int h = 0; h < n; h++) s[j][h] = v_madd(s[j][h], key, query[h]);
+            for (int h = 0; h < n; h++) s[j][h] = v_fma(s[j][h], key, query[h]);
         }
     }
 #if SCORED == 4
@@ -83,7 +83,7 @@ INLINE void mix_lanes(const Group *g, const View *v, int first, int last, int i,
     for (int h = 0; h < n; h++) s[h] = v_at(g->out + (size_t)h * dim, i, dim);
     for (int t = first; t < last; t++) {
         v16 value = token_at(&g->values, v->where[t], i, lanes, half);
-        for (int h = 0; h < n; h++) s[h] = v_madd(s[h], value, v_set1(g->scores[(size_t)h * v->stride + t]));
+        for (int h = 0; h < n; h++) s[h] = v_fma(s[h], value, v_set1(g->scores[(size_t)h * v->stride + t]));
     }
     for (int h = 0; h < n; h++) v_put(g->out + (size_t)h * dim, i, dim, s[h]);
 }

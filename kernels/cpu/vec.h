@@ -19,7 +19,7 @@ INLINE uint32_t load_u32(const void *p) {
 
 INLINE v16 v_zero(void) { return v_set1(0.0f); }
 
-/* a + b * c, rounded twice: never a fused operation, which would differ between levels. */
+/* a + b * c, rounded twice: a fused operation is v_fma on every level, and nothing else is one. */
 INLINE v16 v_madd(v16 a, v16 b, v16 c) { return v_add(a, v_mul(b, c)); }
 
 /* e^x within 2 ulp (Cephes' polynomial); 0 below -87.7, finite above 88.4, NaN stays NaN. */

@@ -1,4 +1,4 @@
-/* AVX2 + F16C: sixteen lanes are two registers. */
+/* AVX2 + FMA + F16C: sixteen lanes are two registers. */
 #include <immintrin.h>
 
 #define ISA "avx2"
@@ -49,6 +49,9 @@ INLINE void v_store_half_n(uint16_t *p, v16 v, int n) {
 INLINE v16 v_add(v16 a, v16 b) { return v_pair(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)); }
 INLINE v16 v_sub(v16 a, v16 b) { return v_pair(_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)); }
 INLINE v16 v_mul(v16 a, v16 b) { return v_pair(_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) {
+    return v_pair(_mm256_fmadd_ps(b.lo, c.lo, a.lo), _mm256_fmadd_ps(b.hi, c.hi, a.hi));
+}
 INLINE v16 v_div(v16 a, v16 b) { return v_pair(_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)); }
 INLINE v16 v_max(v16 a, v16 b) { return v_pair(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)); }
 INLINE v16 v_min(v16 a, v16 b) { return v_pair(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)); }

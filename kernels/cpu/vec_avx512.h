@@ -27,6 +27,7 @@ INLINE void v_store_half_n(uint16_t *p, v16 v, int n) {
 INLINE v16 v_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
 INLINE v16 v_sub(v16 a, v16 b) { return _mm512_sub_ps(a, b); }
 INLINE v16 v_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(b, c, a); }
 INLINE v16 v_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
 INLINE v16 v_max(v16 a, v16 b) { return _mm512_max_ps(a, b); } /* a > b ? a : b, so NaN in b stays */
 INLINE v16 v_min(v16 a, v16 b) { return _mm512_min_ps(a, b); }

@@ -66,6 +66,9 @@ INLINE float32x4_t smaller(float32x4_t a, float32x4_t b) { return vbslq_f32(vclt
 INLINE v16 v_add(v16 x, v16 y) { return OF_TWO(vaddq_f32, x, y); }
 INLINE v16 v_sub(v16 x, v16 y) { return OF_TWO(vsubq_f32, x, y); }
 INLINE v16 v_mul(v16 x, v16 y) { return OF_TWO(vmulq_f32, x, y); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) {
+    return v_of(vfmaq_f32(a.a, b.a, c.a), vfmaq_f32(a.b, b.b, c.b), vfmaq_f32(a.c, b.c, c.c), vfmaq_f32(a.d, b.d, c.d));
+}
 INLINE v16 v_div(v16 x, v16 y) { return OF_TWO(vdivq_f32, x, y); }
 INLINE v16 v_max(v16 x, v16 y) { return OF_TWO(larger, x, y); }
 INLINE v16 v_min(v16 x, v16 y) { return OF_TWO(smaller, x, y); }

@@ -7,6 +7,8 @@
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
+typedef double d16 __attribute__((vector_size(128)));
+typedef int64_t l16 __attribute__((vector_size(128)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
 
 INLINE v16 v_set1(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
@@ -62,6 +64,16 @@ INLINE void v_store_half_n(uint16_t *p, v16 v, int n) {
 INLINE v16 v_add(v16 a, v16 b) { return a + b; }
 INLINE v16 v_sub(v16 a, v16 b) { return a - b; }
 INLINE v16 v_mul(v16 a, v16 b) { return a * b; }
+/* a + b * c rounded once. The product is exact in double and the sum there rounded to odd, so that its own rounding does
+   not show in the last one (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008). */
+INLINE v16 v_fma(v16 a, v16 b, v16 c) {
+    d16 p = __builtin_convertvector(b, d16) * __builtin_convertvector(c, d16), x = __builtin_convertvector(a, d16);
+    d16 s = p + x, t = s - p, lost = (p - (s - t)) + (x - t);
+    l16 bits = (l16)s, up = (l16)(lost > 0), inexact = up | (l16)(lost < 0); /* of NaN neither */
+    l16 away = (l16)(up == (l16)(s > 0)), even = (bits & 1) - 1;
+    bits += ((away & 2) - 1) & inexact & even;
+    return __builtin_convertvector((d16)bits, v16);
+}
 INLINE v16 v_div(v16 a, v16 b) { return a / b; }
 INLINE v16 pick(i16 first, v16 a, v16 b) { return (v16)(((i16)a & first) | ((i16)b & ~first)); }
 INLINE v16 v_max(v16 a, v16 b) { return pick(a > b, a, b); }

@@ -162,14 +162,14 @@ def test_levels(monkeypatch):
         isa.choose("avx2")
 
 
-X86_FLAGS = "avx2 f16c avx512f avx512bw avx512dq avx512vl avx512_vnni"
+X86_FLAGS = "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni"
 
 
 @pytest.mark.parametrize(
     ("machine", "cpuinfo", "levels"),
     [
         ("x86_64", f"processor : 0\nflags\t: fpu {X86_FLAGS} ht\n", ("avx512", "avx2", "plain")),
-        ("AMD64", "flags\t: avx2 f16c\n", ("avx2", "plain")),
+        ("AMD64", "flags\t: avx2 fma f16c\n", ("avx2", "plain")),
         ("x86_64", "flags\t: fpu\n", ("plain",)),
         ("aarch64", "processor\t: 0\nFeatures\t: fp asimd asimddp\n", ("dotprod", "neon", "plain")),  # RK3588, Orin
         ("aarch64", "Features\t: fp asimd crc32\n", ("neon", "plain")),  # a Cortex-A72
@@ -198,7 +198,7 @@ def test_amx_is_there_when_the_system_allows_it(monkeypatch, tmp_path, allowed):
     [
         ("arm64", "hw.optional.arm.FEAT_DotProd: 1\n", ("dotprod", "neon", "plain")),
         ("arm64", "hw.optional.arm.FEAT_DotProd: 0\n", ("neon", "plain")),
-        ("x86_64", "machdep.cpu.features: FPU F16C\nmachdep.cpu.leaf7_features: AVX2\n", ("avx2", "plain")),
+        ("x86_64", "machdep.cpu.features: FPU FMA F16C\nmachdep.cpu.leaf7_features: AVX2\n", ("avx2", "plain")),
     ],
 )
 def test_levels_on_macos(monkeypatch, tmp_path, machine, said, levels):
