@@ -115,28 +115,38 @@ def _models(axis: str, plan: Plan) -> list[Point]:
 
 
 def _context(plan: Plan) -> list[Point]:
-    """One sequence that gets longer; its first tokens are computed, the rest repeats them."""
+    """A sequence of each length on one engine; its first tokens are computed, the rest repeats them."""
     lengths = sorted(plan.context)
     shape = replace(BASE, positions=lengths[-1] + plan.tokens + 1, name=f"{BASE.name}-context")
-    slots = shape.layers * (lengths[-1] // SLOT + 64)
+    slots = shape.layers * sum(length // SLOT + 64 for length in lengths)
     token = 2 * shape.kv_heads * shape.head_dim * 2
-    points = []
+    held: list[float] = []
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, ours.folder() / f"{shape.name}-0", ignore_errors=True)
-        before = _anonymous()
-        engine = stack.enter_context(_load(shape, plan.threads, kv_cache_slot_size=SLOT, kv_cache_max_slots=slots))
-        new = _ids(shape, plan.tokens)
-        history = History(engine, _ids(shape, REAL))
-        history.read(REAL)
+        start = _anonymous()
+        engine = stack.enter_context(_load(shape, plan.threads, kv_cache_slot_size=SLOT, kv_cache_max_slots=slots,
+                                           max_batch_size=len(lengths)))  # fmt: skip
+        new, first = _ids(shape, plan.tokens), _ids(shape, REAL)
+        work: dict[str, Callable[[], Block]] = {}
         for length in lengths:
+            before = _anonymous()
+            history = History(engine, first)
+            stack.callback(history.close)
+            history.read(REAL)
             history.repeat(length)
-            history.decode(new)
-            blocks = [history.decode(new)[0] for _ in range(plan.rounds)]
-            kept = shape.layers * length * token
-            points.append(Point(length, _seconds(blocks, plan.threads), shape.active_bytes + kept,
-                                _anonymous() - before, _weights(shape) + kept))  # fmt: skip
-        history.close()
-    return points
+            work[str(length)] = partial(_after, history, new)
+            held.append((_anonymous() - before) + (held[0] if held else before - start))
+        blocks = interleave(plan.rounds, work)
+    kept = [shape.layers * length * token for length in lengths]
+    times = [_seconds(blocks[str(length)], plan.threads) for length in lengths]
+    return [
+        Point(length, rounds, shape.active_bytes + keys, there, _weights(shape) + keys)
+        for length, rounds, keys, there in zip(lengths, times, kept, held, strict=True)
+    ]
+
+
+def _after(history: History, ids: Sequence[int]) -> Block:
+    return history.decode(ids)[0]
 
 
 def _sequences(plan: Plan) -> list[Point]:

@@ -5,6 +5,8 @@
 enum {
     WARM = 1 << 19, /* bytes of keys that stay in a second-level cache between two rows of a prompt */
     TILE = 8,       /* tokens: all groups' keys of two tiles fit into a first-level cache */
+    AHEAD = 10,     /* tokens that are asked for before they are wanted; neighbours in a slot lie a power of two apart,
+                       and at multiples of 8, where addresses differ by whole pages, a tenth of the time is lost */
     GROUPS = 4,     /* of heads at a time */
     SHARERS = 4     /* query heads of a group */
 };
@@ -36,9 +38,9 @@ INLINE v16 token_at(const Tokens *t, int32_t token, int i, int lanes, const int 
     return lanes == 16 ? v_load((const float *)p + i) : v_load_n((const float *)p + i, lanes);
 }
 
-/* Asks for the token a tile after t. */
+/* Asks for the token that comes after t. */
 INLINE void ask(const Tokens *x, const View *v, int t, const int half) {
-    const char *p = x->base + (size_t)v->where[min_int(t + TILE, v->count - 1)] * x->stride;
+    const char *p = x->base + (size_t)v->where[min_int(t + AHEAD, v->count - 1)] * x->stride;
     for (int i = 0; i < x->dim * (half ? 2 : 4); i += 64) __builtin_prefetch(p + i);
 }
 
