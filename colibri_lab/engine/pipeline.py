@@ -70,16 +70,17 @@ class Pipeline(Transformer):
 
     def forward(self, n: int, seats: Sequence[int]) -> None:
         """See Transformer.forward."""
-        if self.pager.full:  # nothing is to be read, so nothing would be hidden
-            try:
+        try:
+            if self.pager.full:  # nothing is to be read, so nothing would be hidden
                 super().forward(n, seats)
-            except BaseException as error:
-                error.add_note(_where(error))
-                raise
-            self.full_steps += 1
-            return
-        if self.whole is not None and self.whole(self, n, seats):
-            return
+                self.full_steps += 1
+                return
+            if self.whole is not None and self.whole(self, n, seats):
+                self.full_steps += self.pager.fits_all
+                return
+        except BaseException as error:
+            error.add_note(_where(error))
+            raise
         before, waited, (chose, grouped) = dict(self.ns), self.pager.wait_ns, self.rows.spent.tolist()
         groups = self.rings.deal(n, self._split.pays(n))
         self._unit, self._stage, self._since = Unit(-1, 0, n), "embed", clock()
@@ -221,7 +222,8 @@ class Pipeline(Transformer):
 
     def counters(self) -> dict[str, int | float]:
         """Of rings and stages; reads_hidden: had landed before the experts began, reads_arriving: came meanwhile;
-        full_steps: all experts of the model were in memory, so they ran as synchronous ones do."""
+        full_steps: nothing was to be read, since all experts of the model were in memory or all those that are asked
+        for, so they ran as synchronous ones do."""
         return {
             **self.rings.counters(),
             "full_steps": self.full_steps,
@@ -238,7 +240,9 @@ LEADS = {f.__code__ for f in (Transformer.forward, LayerRuns.__call__, LayerRuns
 def _where(error: BaseException) -> str:
     """The stage of a synchronous forward in which this was raised, from its traceback: such steps keep no books."""
     calls = list(walk_tb(error.__traceback__))
-    at = max(i for i, (frame, _) in enumerate(calls) if frame.f_code in LEADS)
+    at = max((i for i, (frame, _) in enumerate(calls) if frame.f_code in LEADS), default=-1)
+    if at < 0:
+        return "in a step that the device does at one go"
     known = calls[at][0].f_locals
     layer = getattr(error, "layer", known.get("layer"))  # of several at one go the error knows which
     stage = CALLS.get(calls[at + 1][0].f_code.co_name, "experts") if at + 1 < len(calls) else "experts"

@@ -24,6 +24,7 @@ class LayerRuns:
         """asynchronous: a pipeline is there for steps that read, and hides more of it."""
         self._backend, self._pager, self._dispatch, self._sparse = backend, pager, dispatch, tuple(sparse)
         self._asynchronous = asynchronous
+        self._read = 0  # bytes when the last step was begun
 
     def __call__(self, t: Transformer, n: int, seats: Sequence[int]) -> bool:
         """The step of `Transformer.forward`, or nothing."""
@@ -53,10 +54,16 @@ class LayerRuns:
         return True
 
     def _can(self, t: Transformer, n: int) -> bool:
-        """Whether nobody wants to be asked between the layers, and the rows' experts fit into memory at once."""
-        if t.backend is not self._backend or n > RUN_ROWS or n * self._dispatch.top_k > self._pager.room:
+        """Whether nobody wants to be asked between the layers, and the rows' experts fit into memory at once.
+
+        Prefetchers and the pipeline want to be, while there is anything to read: not when all experts are in memory,
+        nor, where all have room, after a step that read nothing; some may never be asked for.
+        """
+        pager = self._pager
+        still, self._read = pager.all_bytes == self._read, pager.all_bytes
+        if t.backend is not self._backend or n > RUN_ROWS or n * self._dispatch.top_k > pager.room:
             return False
-        return self._pager.full or not (self._asynchronous or t.reads_ahead)
+        return pager.full or (pager.fits_all and still) or not (self._asynchronous or t.reads_ahead)
 
     def keep_books(self, t: Transformer, first: int, last: int, n: int) -> None:
         """What `forward` does between the kernels of layers first <= l < last."""

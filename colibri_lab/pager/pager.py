@@ -39,11 +39,6 @@ class Pager(Residency):
         """Bytes read so far, asked for or ahead."""
         return self.bytes_read + self.ahead.all.bytes
 
-    @property
-    def full(self) -> bool:
-        """Whether all experts of the model are in memory and there is no faster tier: nobody leaves, nothing moves."""
-        return self.resident == self.frames.most and self.above is None
-
     def reading_ns(self) -> int:
         """How long reads have been under way so far, however many at a time."""
         return self._transfer.reading_ns()

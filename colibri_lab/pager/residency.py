@@ -54,6 +54,16 @@ class Residency:
         self.above: Above | None = None
         self.resize(self.default() if budget is None else budget)
 
+    @property
+    def full(self) -> bool:
+        """Whether all experts of the model are in memory and there is no faster tier: nobody leaves, nothing moves."""
+        return self.resident == self.frames.most and self.above is None
+
+    @property
+    def fits_all(self) -> bool:
+        """Whether the budget holds all experts of the model: what was read once stays; no faster tier."""
+        return self._keep == self.frames.most and self.above is None
+
     def attach(self, above: Above) -> None:
         """A faster tier takes experts from here from now on, and is told of pins and guesses. ConfigError."""
         self.frames.attach(above)

@@ -7,8 +7,6 @@
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
-typedef double d16 __attribute__((vector_size(128)));
-typedef int64_t l16 __attribute__((vector_size(128)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
 
 INLINE v16 v_set1(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
@@ -64,15 +62,38 @@ INLINE void v_store_half_n(uint16_t *p, v16 v, int n) {
 INLINE v16 v_add(v16 a, v16 b) { return a + b; }
 INLINE v16 v_sub(v16 a, v16 b) { return a - b; }
 INLINE v16 v_mul(v16 a, v16 b) { return a * b; }
-/* a + b * c rounded once. The product is exact in double and the sum there rounded to odd, so that its own rounding does
-   not show in the last one (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008). */
+/* a + b * c rounded once, from s = b * c + a in double, where the product is exact. Rounding s again is right but where
+   the first rounding led it to a tie between two floats, or a float has fewer digits. There s is rounded to odd instead,
+   so that the last rounding sees what was lost (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
+   2008). */
+static float fma_odd(float a, float b, float c) {
+    double p = (double)b * c, s = p + a, t = s - p, lost = (p - (s - t)) + (a - t);
+    int64_t bits;
+    memcpy(&bits, &s, 8);
+    if ((lost > 0 || lost < 0) && !(bits & 1)) bits += (lost > 0) == (s > 0) ? 1 : -1; /* of NaN neither */
+    memcpy(&s, &bits, 8);
+    return (float)s;
+}
 INLINE v16 v_fma(v16 a, v16 b, v16 c) {
-    d16 p = __builtin_convertvector(b, d16) * __builtin_convertvector(c, d16), x = __builtin_convertvector(a, d16);
-    d16 s = p + x, t = s - p, lost = (p - (s - t)) + (x - t);
-    l16 bits = (l16)s, up = (l16)(lost > 0), inexact = up | (l16)(lost < 0); /* of NaN neither */
-    l16 away = (l16)(up == (l16)(s > 0)), even = (bits & 1) - 1;
-    bits += ((away & 2) - 1) & inexact & even;
-    return __builtin_convertvector((d16)bits, v16);
+#ifdef __FP_FAST_FMAF /* the processor has it */
+    for (int i = 0; i < 16; i++) a[i] = fmaf(b[i], c[i], a[i]);
+    return a;
+#else
+    float x[16], y[16], z[16], out[16];
+    double s[16];
+    uint32_t words[32], doubtful = 0;
+    v_store(x, a), v_store(y, b), v_store(z, c);
+    for (int i = 0; i < 16; i++) s[i] = (double)y[i] * z[i] + x[i];
+    for (int i = 0; i < 16; i++) out[i] = (float)s[i];
+    memcpy(words, s, sizeof words);
+    for (int i = 0; i < 16; i++) {
+        uint32_t low = words[2 * i] & 0x1fffffff, high = words[2 * i + 1] & 0x7fffffff;
+        doubtful |= (low == 0x10000000) | (high - 1 < 0x38100000 - 1); /* a tie; not 0, but below 2^-126 */
+    }
+    if (doubtful)
+        for (int i = 0; i < 16; i++) out[i] = fma_odd(x[i], y[i], z[i]);
+    return v_load(out);
+#endif
 }
 INLINE v16 v_div(v16 a, v16 b) { return a / b; }
 INLINE v16 pick(i16 first, v16 a, v16 b) { return (v16)(((i16)a & first) | ((i16)b & ~first)); }

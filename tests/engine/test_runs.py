@@ -115,6 +115,20 @@ def test_who_reads_ahead_or_behind_is_asked_between_the_layers(load: Load, how: 
     assert "run_layers" not in calls.seen and calls.seen["attn_router"] == 8 * 8
 
 
+@pytest.mark.parametrize("how", [{"engine_mode": "async"}, {"prefetcher": "next_gate"}])
+def test_nobody_is_asked_where_all_have_room_and_the_step_before_read_nothing(load: Load, how: dict[str, Any]) -> None:
+    plain, engine = load(**ALL), load(**ALL, **how)
+    said = ids(plain.generate(PROMPT, max_tokens=120))
+    calls = Calls(engine)
+    assert ids(engine.generate(PROMPT, max_tokens=120)) == said and calls.seen["run_layers"] > 20
+    pager, steps = engine._parts.pager, calls.seen["head"]
+    assert pager.fits_all and (pager.full or pager.resident < 128)
+    engine._parts.pager.resize(64 * pager.frames.run_bytes)  # from now on experts leave
+    calls.seen.clear()
+    assert ids(engine.generate(PROMPT, max_tokens=40)) == said[:40] and not pager.fits_all
+    assert "run_layers" not in calls.seen and steps > 100
+
+
 def test_a_prefetcher_that_is_taken_away_frees_the_way(load: Load) -> None:
     engine = load(**FEW, prefetcher="next_gate")
     calls = Calls(engine)
