@@ -120,6 +120,8 @@ def test_nobody_is_asked_where_all_have_room_and_the_step_before_read_nothing(lo
     plain, engine = load(**ALL), load(**ALL, **how)
     said = ids(plain.generate(PROMPT, max_tokens=120))
     calls = Calls(engine)
+    ids(engine.generate([5], max_tokens=1))
+    assert calls.seen == {"attn_router": 8, "expert_ffn": 8, "head": 1}, "all of the first step is still to be read"
     assert ids(engine.generate(PROMPT, max_tokens=120)) == said and calls.seen["run_layers"] > 20
     pager, steps = engine._parts.pager, calls.seen["head"]
     assert pager.fits_all and (pager.full or pager.resident < 128)
