@@ -62,6 +62,12 @@ INLINE void v_store_half_n(uint16_t *p, v16 v, int n) {
 INLINE v16 v_add(v16 a, v16 b) { return a + b; }
 INLINE v16 v_sub(v16 a, v16 b) { return a - b; }
 INLINE v16 v_mul(v16 a, v16 b) { return a * b; }
+#ifdef __FP_FAST_FMAF /* the processor has it */
+INLINE v16 v_fma(v16 a, v16 b, v16 c) {
+    for (int i = 0; i < 16; i++) a[i] = fmaf(b[i], c[i], a[i]);
+    return a;
+}
+#else
 /* a + b * c rounded once, from s = b * c + a in double, where the product is exact. Rounding s again is right but where
    the first rounding led it to a tie between two floats, or a float has fewer digits. There s is rounded to odd instead,
    so that the last rounding sees what was lost (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
@@ -75,10 +81,6 @@ static float fma_odd(float a, float b, float c) {
     return (float)s;
 }
 INLINE v16 v_fma(v16 a, v16 b, v16 c) {
-#ifdef __FP_FAST_FMAF /* the processor has it */
-    for (int i = 0; i < 16; i++) a[i] = fmaf(b[i], c[i], a[i]);
-    return a;
-#else
     float x[16], y[16], z[16], out[16];
     double s[16];
     uint32_t words[32], doubtful = 0;
@@ -93,8 +95,8 @@ INLINE v16 v_fma(v16 a, v16 b, v16 c) {
     if (doubtful)
         for (int i = 0; i < 16; i++) out[i] = fma_odd(x[i], y[i], z[i]);
     return v_load(out);
-#endif
 }
+#endif
 INLINE v16 v_div(v16 a, v16 b) { return a / b; }
 INLINE v16 pick(i16 first, v16 a, v16 b) { return (v16)(((i16)a & first) | ((i16)b & ~first)); }
 INLINE v16 v_max(v16 a, v16 b) { return pick(a > b, a, b); }
