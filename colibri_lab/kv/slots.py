@@ -68,8 +68,8 @@ def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dty
     try:
         token = kv_heads * head_dim * np.dtype(kind).itemsize
         long = range(SHORT, slots * size * token)  # slots are taken from the first one on, so only long texts get here
-        k: NDArray[Any] = zeros(shape, kind, huge=long)
-        v: NDArray[Any] = zeros(shape, kind, huge=long)
+        k: NDArray[Any] = zeros(shape, kind, long)
+        v: NDArray[Any] = zeros(shape, kind, long)
     except OSError as error:
         need = 2 * math.prod(shape) * np.dtype(kind).itemsize / 2**30
         raise ConfigError(f"{asked} need {need:.1f} GiB of address space: {error.strerror}; choose fewer") from None
