@@ -13,6 +13,7 @@ from ..memory import zeros
 from ..ops.types import SEEN, KVPool
 
 MOST = 2**31 - 1  # tokens of a pool: places are int32
+OWNERS = 16  # slots of a layer and sequence that may be nearly empty: one or two of each owner's
 SHORT = 16 << 20  # bytes of keys, and of values, that use no more memory than what is written; those above, huge pages
 
 
@@ -67,7 +68,8 @@ def allocate(slots: int, size: int, rows: int, kv_heads: int, head_dim: int, dty
         raise ConfigError(f"{asked} are more than the {MOST - rows} tokens that a pool can have; choose fewer")
     try:
         token = kv_heads * head_dim * np.dtype(kind).itemsize
-        long = range(SHORT, slots * size * token)  # slots are taken from the first one on, so only long texts get here
+        begun = seats * layers * OWNERS * size * token  # what owners' last slots take at most, however empty they are
+        long = range(max(SHORT, begun), slots * size * token)  # taken from the first on: only long texts get here
         k: NDArray[Any] = zeros(shape, kind, long)
         v: NDArray[Any] = zeros(shape, kind, long)
     except OSError as error:

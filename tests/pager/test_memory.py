@@ -117,3 +117,6 @@ def test_a_short_text_takes_no_huge_page_of_the_slots() -> None:
     assert 0 < (kib(start) - before) * 1024 < 1100 * size
     assert asks(start) is NO and asks(start + (pool.staging + 299) * size) is NO
     assert asks(start + SHORT) is YES
+    many = allocate(8192, 256, 300, 4, 64, "fp16", 2, 16, 100)  # slots that have just been begun take 64 MiB here
+    start = many.k.ctypes.data
+    assert [asks(start + at * MIB) for at in (16, 63, 64, 1000)] == [NO, NO, YES, YES]
