@@ -19,7 +19,7 @@ from colibri_lab import Engine, embedded_model
 from colibri_lab.convert import convert
 from colibri_lab.telemetry import Recorder
 
-ASKED = {"temperature": 0.8, "seed": 1}
+ASKED = {"temperature": 0.8, "seed": 7}
 PROMPTS = [f"{who} {did}" for who in ("The lady", "A sailor", "My friend", "The king") for did in ("said", "saw")]
 
 
