@@ -26,12 +26,13 @@ INLINE void float_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[R
     for (int i = 0; i < n; i++) acc[i] = v_zero();
     for (int group = 0; group < m->groups;) {
         const uint8_t *tile = cursor_next(c), *codes = tile + m->groups_per_tile * ROWS * 2;
+        if (c->ahead) read_ahead(c, tile, m->groups_per_tile * ROWS * 2);
         for (int b = 0; b < m->groups_per_tile && group < m->groups; b++, group++) {
+            if (c->ahead) read_ahead(c, codes, m->group * (int4 ? 8 : 16));
             v16 s[FLOAT_ROWS][4];
             for (int i = 0; i < n; i++)
                 for (int j = 0; j < 4; j++) s[i][j] = v_zero();
             for (int k = group * m->group, end = k + m->group; k < end; k += int4 ? 8 : 4, codes += 64) {
-                if (n <= 2) read_ahead(codes);
                 for (int part = 0; part < (int4 ? 2 : 1); part++)
 #pragma GCC unroll 4
                     for (int j = 0; j < 4; j++) {
@@ -58,13 +59,14 @@ INLINE void float_values(const Matrix *m, Cursor *c, const Act *a, float (*out)[
             for (int i = 0; i < n; i++)
                 for (int j = 0; j < 4; j++) s[i][j] = v_zero();
             int stop = min_int(k + 32, end);
-            for (; k + 4 <= stop; k += 4)
+            for (; k + 4 <= stop; k += 4) {
+                if (c->ahead && (!half || k % 8 == 0)) read_ahead(c, w, 256);
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++, w += step) {
                     v16 v = half ? v_load_half((const uint16_t *)w) : v_load((const float *)w);
-                    if (n <= 2 && (!half || j % 2 == 0)) read_ahead(w);
                     for (int i = 0; i < n; i++) s[i][j] = v_madd(s[i][j], v, v_set1(a[i].x[k + j]));
                 }
+            }
             for (int j = 0; k < stop; k++, j++, w += step) {
                 v16 v = half ? v_load_half((const uint16_t *)w) : v_load((const float *)w);
                 for (int i = 0; i < n; i++) { /* s[i][0..2] by name: an index would push the sums out of registers */
@@ -116,11 +118,13 @@ static void matmul(const Matrix *m, Run run, int first, int last, const Act *a, 
 #endif
     Cursor next = cursor_at(m, run, (int64_t)first * m->tiles_across);
     float out[MAX_BLOCK][ROWS];
+    if (next.left) begin_ahead(&next);
     for (int g = first; g < last; g++) {
         Cursor begin = next;
         int width = min_int(ROWS, m->rows - g * ROWS);
         for (int i = 0; i < n;) {
             next = begin;
+            next.ahead = i == 0;
             int took = block(m, &next, a + i, n - i, out);
             for (int j = 0; j < took; j++) memcpy(y[i + j] + (g - first) * ROWS, out[j], (size_t)width * sizeof(float));
             i += took;

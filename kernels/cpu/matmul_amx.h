@@ -98,6 +98,7 @@ INLINE void many_codes(const Matrix *m, Cursor *c, int blocks, int piece, const 
     const int inputs = m->groups * m->group, pieces = m->group / piece;
     for (int group = 0; group < m->groups;) {
         const uint8_t *tile = cursor_next(c);
+        if (c->ahead) read_ahead(c, tile, m->tile_bytes);
         int here = min_int(m->groups_per_tile, m->groups - group);
         const int8_t *w = signed_codes(tile + m->groups_per_tile * ROWS * 2, here * m->group, room, int4);
         for (int block = 0; block < blocks; block++)
@@ -124,6 +125,7 @@ static int matmul_many(const Matrix *m, Run run, int first, int last, const Act 
             pack_rows(m, a + row + block * MANY, here - block * MANY, piece,
                       packed + (size_t)block * (size_t)inputs * MANY, scales + block * m->groups * MANY);
         Cursor next = cursor_at(m, run, (int64_t)first * m->tiles_across);
+        next.ahead = row == 0;
         for (int g = first; g < last; g++) {
             int width = min_int(ROWS, m->rows - g * ROWS);
             if (m->dtype == INT4) many_codes(m, &next, blocks, piece, packed, scales, out, 1);

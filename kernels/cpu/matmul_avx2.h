@@ -12,7 +12,6 @@ INLINE void dots_int4(const uint8_t *codes, const Act *a, int k, int end, __m256
 #pragma GCC unroll 4
         for (int u = 0; u < 4; u++, k += 8) {
             __m256i w = _mm256_loadu_si256((const __m256i *)(codes + 64 * u));
-            if (n <= 2) read_ahead(codes + 64 * u);
             __m256i first = _mm256_and_si256(w, low_nibbles),
                     second = _mm256_and_si256(_mm256_srli_epi16(w, 4), low_nibbles);
             for (int i = 0; i < n; i++) {
@@ -28,7 +27,6 @@ INLINE void dots_int8(const uint8_t *codes, const Act *a, int k, int end, __m256
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 4
     for (; k < end; k += 4, codes += 64) {
-        if (n <= 2) read_ahead(codes);
         __m256i w = _mm256_loadu_si256((const __m256i *)codes), size = _mm256_abs_epi8(w);
         for (int i = 0; i < n; i++) {
             __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(broadcast4(a[i].q + k), w));
@@ -42,7 +40,9 @@ INLINE void fast_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[RO
     for (int i = 0; i < n; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
     for (int group = 0; group < m->groups;) {
         const uint8_t *tile = cursor_next(c), *codes = tile + m->groups_per_tile * ROWS * 2;
+        if (c->ahead) read_ahead(c, tile, m->groups_per_tile * ROWS * 2);
         for (int b = 0; b < m->groups_per_tile && group < m->groups; b++, group++) {
+            if (c->ahead) read_ahead(c, codes, m->group * (int4 ? 8 : 16));
             int k = group * m->group;
             for (int half = 0; half < 2; half++) {
                 __m256i d[FAST_ROWS];

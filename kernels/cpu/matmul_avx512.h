@@ -10,7 +10,9 @@ INLINE void fast_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[RO
     for (int i = 0; i < n; i++) acc[i] = v_zero();
     for (int group = 0; group < m->groups;) {
         const uint8_t *tile = cursor_next(c), *codes = tile + m->groups_per_tile * ROWS * 2;
+        if (c->ahead) read_ahead(c, tile, m->groups_per_tile * ROWS * 2);
         for (int b = 0; b < m->groups_per_tile && group < m->groups; b++, group++) {
+            if (c->ahead) read_ahead(c, codes, m->group * (int4 ? 8 : 16));
             __m512i even[MAX_BLOCK], odd[MAX_BLOCK]; /* two sums a row: one would wait for itself */
             for (int i = 0; i < n; i++) {
                 even[i] = _mm512_set1_epi32(a[i].offset[group]);
@@ -21,7 +23,6 @@ INLINE void fast_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[RO
 #pragma GCC unroll 4
                 for (int u = 0; u < 4; u++, k += int4 ? 8 : 4) {
                     __m512i w = _mm512_loadu_si512(codes + 64 * u);
-                    if (n <= 2) read_ahead(codes + 64 * u);
                     __m512i first = int4 ? _mm512_and_si512(w, low_nibbles) : _mm512_xor_si512(w, sign_bits);
                     __m512i second = _mm512_and_si512(w, high_nibbles);
                     for (int i = 0; i < n; i++) {

@@ -9,7 +9,6 @@ INLINE void dots_int4(const uint8_t *codes, const Act *a, int k, int end, int32x
     for (; k < end; k += 16, codes += 128) {
         int8x16_t x[FAST_ROWS];
         for (int i = 0; i < n; i++) x[i] = vld1q_s8(a[i].q + k);
-        if (n <= 2) read_ahead(codes), read_ahead(codes + 64);
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
             uint8x16_t w = vld1q_u8(codes + 16 * r), v = vld1q_u8(codes + 64 + 16 * r);
@@ -28,7 +27,6 @@ INLINE void dots_int8(const uint8_t *codes, const Act *a, int k, int end, int32x
         const int8_t *w = (const int8_t *)codes;
         int8x16_t x[FAST_ROWS];
         for (int i = 0; i < n; i++) x[i] = vld1q_s8(a[i].q + k);
-        for (int u = 0; u < 4 && n <= 2; u++) read_ahead(codes + 64 * u);
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++, w += 16) {
             int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 64), w2 = vld1q_s8(w + 128), w3 = vld1q_s8(w + 192);
@@ -63,7 +61,6 @@ INLINE void dots_int4(const uint8_t *codes, const Act *a, int k, int end, int32x
         for (int r = 0; r < 4; r++) {
             Products p[FAST_ROWS];
             for (int i = 0; i < n; i++) p[i].low = p[i].high = vdupq_n_s16(0);
-            if (n <= 2) read_ahead(codes + 64 * r);
 #pragma GCC unroll 4
             for (int u = 0; u < 4; u++) {
                 uint8x16_t w = vld1q_u8(codes + 64 * u + 16 * r);
@@ -80,7 +77,6 @@ INLINE void dots_int4(const uint8_t *codes, const Act *a, int k, int end, int32x
 
 INLINE void dots_int8(const uint8_t *codes, const Act *a, int k, int end, int32x4_t (*d)[4], const int n) {
     for (; k < end; k += 8, codes += 128) {
-        if (n <= 2) read_ahead(codes), read_ahead(codes + 64);
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
             int8x16_t w = vld1q_s8((const int8_t *)codes + 16 * r), v = vld1q_s8((const int8_t *)codes + 64 + 16 * r);
@@ -100,7 +96,9 @@ INLINE void fast_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[RO
     for (int i = 0; i < n; i++) acc[i] = v_zero();
     for (int group = 0; group < m->groups;) {
         const uint8_t *tile = cursor_next(c), *codes = tile + m->groups_per_tile * ROWS * 2;
+        if (c->ahead) read_ahead(c, tile, m->groups_per_tile * ROWS * 2);
         for (int b = 0; b < m->groups_per_tile && group < m->groups; b++, group++) {
+            if (c->ahead) read_ahead(c, codes, m->group * (int4 ? 8 : 16));
             int k = group * m->group;
             int32x4_t d[FAST_ROWS][4];
             for (int i = 0; i < n; i++)

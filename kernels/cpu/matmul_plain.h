@@ -24,7 +24,6 @@ INLINE v16 dot_int4(const uint8_t *codes, const int8_t *q, int group, int offset
         for (int u = 0; u < 4; u++, codes += 64, q += 8) {
             halves x[4];
             pairs(q, x);
-            read_ahead(codes);
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++) {
                 u4 w;
@@ -43,7 +42,6 @@ INLINE v16 dot_int4(const uint8_t *codes, const int8_t *q, int group, int offset
 INLINE v16 dot_int8(const uint8_t *codes, const int8_t *q, int group) {
     v16 sum = v_zero();
     for (int k = 0; k < group; k += 4, codes += 64) {
-        read_ahead(codes);
         for (int j = 0; j < 4; j++) sum = v_madd(sum, v_int8(codes, j), v_set1((float)q[k + j]));
     }
     return sum;
@@ -54,7 +52,9 @@ INLINE void fast_codes(const Matrix *m, Cursor *c, const Act *a, float (*out)[RO
     for (int i = 0; i < n; i++) acc[i] = v_zero();
     for (int group = 0; group < m->groups;) {
         const uint8_t *tile = cursor_next(c), *codes = tile + m->groups_per_tile * ROWS * 2;
+        if (c->ahead) read_ahead(c, tile, m->groups_per_tile * ROWS * 2);
         for (int b = 0; b < m->groups_per_tile && group < m->groups; b++, group++) {
+            if (c->ahead) read_ahead(c, codes, m->group * (int4 ? 8 : 16));
             v16 scale = v_load_half((const uint16_t *)tile + b * ROWS);
             for (int i = 0; i < n; i++) {
                 const int8_t *q = a[i].q + group * m->group;

@@ -14,12 +14,11 @@ static void probe_unit(void *job, int unit, int thread) {
     uint64_t begin = now_ns(CLOCK_THREAD_CPUTIME_ID);
     const uint8_t *at = p->data + (size_t)unit * p->part;
     v16 s[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
-    for (size_t i = 0; i < p->part; i += 256)
-        for (int j = 0; j < 4; j++) {
-            const uint8_t *line = at + i + 64 * (size_t)j;
-            if (p->ahead) read_ahead(line);
-            s[j] = v_add(s[j], v_load((const float *)line));
-        }
+    const Cursor straight = {0};
+    for (size_t i = 0; i < p->part; i += 256) {
+        if (p->ahead) read_ahead(&straight, at + i, 256);
+        for (int j = 0; j < 4; j++) s[j] = v_add(s[j], v_load((const float *)(at + i + 64 * (size_t)j)));
+    }
     p->sink[thread] += v_sum(v_add(v_add(s[0], s[1]), v_add(s[2], s[3]))); /* or it would be optimised away */
     p->cpu_ns[thread] += now_ns(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
