@@ -71,7 +71,7 @@ class Rates:
     reads: list[float] = field(default_factory=list)
 
     def probe(self) -> None:
-        self.dram += [read_bandwidth(self.threads, passes=1, by_cpu=False) for _ in range(PROBES)]
+        self.dram += [read_bandwidth(self.threads, passes=2, by_cpu=False) for _ in range(PROBES)]
         self.reads.append(self.disk.rate(self.together, DISK_S))
 
     @property

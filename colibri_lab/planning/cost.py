@@ -12,11 +12,11 @@ from ..errors import ConfigError
 from ..model.plan import Plan
 from .boards import Machine
 
-REACH = 0.77  # part of the memory's rate that the kernels reach on weights
-KV_REACH = 0.6  # and attention on keys and values
-LAYER_S = 45e-6  # of a layer beside its bytes: two kernel calls, Python between them
+REACH = 0.85  # part of the memory's rate that the kernels reach on weights: 0.87 to 0.93 in `colibri-lab bench kernels`
+KV_REACH = 0.7  # and attention on keys and values: `colibri-lab bench kv`
+LAYER_S = 20e-6  # of a layer beside its bytes: what the engine writes down of it
 TOKEN_S = 60e-6  # of a token beside its layers: sampling, telemetry, the request
-READ_S = 90e-6  # of an expert that is missing, beside its read: who leaves, the books of pages and telemetry
+READ_S = 120e-6  # of a missing expert beside its read: who leaves, the books of pages, layers no longer at one go
 PROCESS = 60e6  # bytes of Python and its libraries: `colibri-lab bench footprint`
 KV_ITEM = {"fp16": 2, "fp32": 4}
 
