@@ -177,9 +177,11 @@ def scattered(pages: ExpertPages, frames: Frames, seed: int) -> ExpertPages:
 def _measure(plan: Plan, sides: dict[str, Bound], levels: Sequence[str], result: Result) -> None:
     best, layers, work = levels[0], plan.shape.layers, dict[str, Callable[[], Block]]()
     memory: list[float] = []
+    alone: list[float] = []
 
     def probe() -> Block:
-        memory.append(read_bandwidth(plan.threads, passes=3))
+        memory.append(read_bandwidth(plan.threads, passes=2, streams=4))
+        alone.append(read_bandwidth(plan.threads, passes=2, streams=1))
         return Block()
 
     work["memory"] = probe
@@ -195,9 +197,12 @@ def _measure(plan: Plan, sides: dict[str, Bound], levels: Sequence[str], result:
     work["experts, 1 row, contiguous"] = partial(sides[best].experts, 1, layers)
     interleave(1, work)
     memory.clear()
+    alone.clear()
     blocks = interleave(plan.rounds, work)
     del blocks["memory"]
-    _report(plan, blocks, max(memory), best, result)
+    _report(plan, blocks, max(*memory, *alone), best, result)
+    result.add("memory read as the kernels do", statistics.median(memory), "GB/s", peer="one stream",
+               peer_value=statistics.median(alone))  # fmt: skip
     if (apart := spread(memory)) > RATE_SPREAD:
         result.reasons.append(f"memory speed differs by {apart:.0%} between the quartiles of its probes")
 

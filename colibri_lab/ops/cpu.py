@@ -129,7 +129,7 @@ def open_library(level: str | None = None) -> tuple[str, c.CDLL]:
         function.argtypes, function.restype = [c.c_void_p] + [c.c_int] * integers, c.c_int64
     library.colibri_route.argtypes = [c.c_void_p, c.c_void_p, c.c_int, c.c_int]
     library.colibri_route.restype = c.c_int64
-    library.colibri_probe.argtypes = [c.c_int, c.c_int64, c.c_int, c.c_int]
+    library.colibri_probe.argtypes = [c.c_int, c.c_int64, c.c_int, c.c_int, c.c_int]
     library.colibri_probe.restype = c.c_double
     _type_reader(library)
     return level, library

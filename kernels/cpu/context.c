@@ -115,7 +115,7 @@ EXPORT Context *colibri_bind(const Model *model) {
     }
     widest = max_int(widest, c->attended_width);
     c->scratch_len = round_up(max_int(max_int(m->hidden, max_int(ffn, wide)), (int)rows * 128), 128);
-    c->scores_len = round_up(m->positions, 16);
+    c->scores_len = round_up(m->positions, 16) + 16; /* a power of two apart, heads would share a set of a cache */
     if (!take_acts(c, &c->in, rows, widest) || !take_acts(c, &c->shared_in, rows, m->hidden) ||
         !take_acts(c, &c->hidden, pairs, ffn) || !take_acts(c, &c->wide_hidden, rows, wide))
         goto no_memory;

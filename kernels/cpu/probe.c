@@ -4,7 +4,7 @@
 typedef struct {
     const uint8_t *data;
     size_t part;
-    int ahead; /* with the kernels' software prefetch, in every second pass: the floor is the better of the two */
+    int ahead; /* asked for as the kernels ask, as four streams */
     float sink[256];
     uint64_t cpu_ns[256];
 } Probe;
@@ -24,9 +24,9 @@ static void probe_unit(void *job, int unit, int thread) {
 }
 
 /* Best of `passes` reads of `bytes` with `threads` threads, in bytes a second; by_cpu: per CPU second of the slowest
-   thread instead of per second on the wall, which other programs' use of the machine disturbs less. Negative: no
-   memory. */
-EXPORT double colibri_probe(int threads, int64_t bytes, int passes, int by_cpu) {
+   thread instead of per second on the wall, which other programs' use of the machine disturbs less. streams: 1, or 4 as
+   the kernels read; 0: passes take turns. Negative: no memory. */
+EXPORT double colibri_probe(int threads, int64_t bytes, int passes, int by_cpu, int streams) {
     Pool pool;
     Probe p;
     int units = 64 * max_int(1, threads);
@@ -44,7 +44,7 @@ EXPORT double colibri_probe(int threads, int64_t bytes, int passes, int by_cpu) 
     double best = 0;
     for (int i = 0; i < passes; i++) {
         memset(p.cpu_ns, 0, sizeof p.cpu_ns);
-        p.ahead = i % 2;
+        p.ahead = streams ? streams == 4 : i % 2;
         uint64_t begin = now_ns(CLOCK_MONOTONIC), cpu = 1;
         pool_run(&pool, probe_unit, &p, units);
         uint64_t wall = now_ns(CLOCK_MONOTONIC) - begin;

@@ -235,5 +235,9 @@ def test_probe():
         warnings.simplefilter("error")
         assert 0.1 < probe.read_bandwidth(1, mebibytes=16, passes=2) < 10_000
         assert 0.1 < probe.read_bandwidth(2, mebibytes=16, passes=2, by_cpu=False) < 10_000
+        for streams in (1, 4):
+            assert 0.1 < probe.read_bandwidth(1, mebibytes=16, passes=1, streams=streams) < 10_000
     with pytest.raises(ValueError, match="at least"):
         probe.read_bandwidth(0)
+    with pytest.raises(ValueError, match="streams: 1, 4 or None for both in turn, not 2"):
+        probe.read_bandwidth(1, streams=2)
