@@ -32,15 +32,20 @@ typedef struct {
     float scale;
 } View;
 
-INLINE v16 token_at(const Tokens *t, int32_t token, int i, int lanes, const int half) {
-    const char *p = t->base + (size_t)token * t->stride;
-    if (half) return lanes == 16 ? v_load_half((const uint16_t *)p + i) : v_load_half_n((const uint16_t *)p + i, lanes);
-    return lanes == 16 ? v_load((const float *)p + i) : v_load_n((const float *)p + i, lanes);
+INLINE const char *token_at(const Tokens *x, const View *v, int t) {
+    return x->base + (size_t)v->where[t] * x->stride;
+}
+
+INLINE v16 part_of(const char *token, int i, int lanes, const int half) {
+    const uint16_t *halves = (const uint16_t *)token + i;
+    const float *floats = (const float *)token + i;
+    if (half) return lanes == 16 ? v_load_half(halves) : v_load_half_n(halves, lanes);
+    return lanes == 16 ? v_load(floats) : v_load_n(floats, lanes);
 }
 
 /* Asks for the token that comes after t. */
 INLINE void ask(const Tokens *x, const View *v, int t, const int half) {
-    const char *p = x->base + (size_t)v->where[min_int(t + AHEAD, v->count - 1)] * x->stride;
+    const char *p = token_at(x, v, min_int(t + AHEAD, v->count - 1));
     for (int i = 0; i < x->dim * (half ? 2 : 4); i += 64) __builtin_prefetch(p + i);
 }
 
@@ -48,13 +53,15 @@ INLINE void ask(const Tokens *x, const View *v, int t, const int half) {
 INLINE void score_some(const Group *g, const View *v, int t, const int n, const int many, const int half) {
     const int dim = g->keys.dim;
     v16 s[SCORED][SHARERS];
+    const char *keys[SCORED];
+    for (int j = 0; j < many; j++) keys[j] = token_at(&g->keys, v, t + j);
     for (int j = 0; j < many; j++)
         for (int h = 0; h < SHARERS; h++) s[j][h] = v_zero();
     for (int i = 0; i < dim; i += 16) {
         v16 query[SHARERS];
         for (int h = 0; h < n; h++) query[h] = v_at(g->q + (size_t)h * dim, i, dim);
         for (int j = 0; j < many; j++) {
-            v16 key = token_at(&g->keys, v->where[t + j], i, min_int(16, dim - i), half);
+            v16 key = part_of(keys[j], i, min_int(16, dim - i), half);
             for (int h = 0; h < n; h++) s[j][h] = v_fma(s[j][h], key, query[h]);
         }
     }
@@ -77,24 +84,33 @@ INLINE void score(const Group *g, const View *v, int first, int last, const int 
     for (; t < last; t++) score_some(g, v, t, n, 1, half);
 }
 
-/* Lanes i.. of out[h] += weight[h][t] * v_t for first <= t < last. */
-INLINE void mix_lanes(const Group *g, const View *v, int first, int last, int i, int lanes, const int n,
-                      const int half) {
+/* `many` vectors of out[h] from i on += weight[h][t] * v_t for first <= t < last; lanes: of the last one. */
+INLINE void mix_some(const Group *g, const View *v, int first, int last, int i, int lanes, const int n, const int many,
+                     const int half) {
     const int dim = g->values.dim;
-    v16 s[SHARERS];
-    for (int h = 0; h < n; h++) s[h] = v_at(g->out + (size_t)h * dim, i, dim);
+    v16 s[SHARERS][MIXED];
+    for (int h = 0; h < n; h++)
+        for (int k = 0; k < many; k++) s[h][k] = v_at(g->out + (size_t)h * dim, i + 16 * k, dim);
     for (int t = first; t < last; t++) {
-        v16 value = token_at(&g->values, v->where[t], i, lanes, half);
-        for (int h = 0; h < n; h++) s[h] = v_fma(s[h], value, v_set1(g->scores[(size_t)h * v->stride + t]));
+        const char *token = token_at(&g->values, v, t);
+        v16 value[MIXED];
+        for (int k = 0; k < many; k++) value[k] = part_of(token, i + 16 * k, k == many - 1 ? lanes : 16, half);
+        for (int h = 0; h < n; h++) {
+            v16 weight = v_set1(g->scores[(size_t)h * v->stride + t]);
+            for (int k = 0; k < many; k++) s[h][k] = v_fma(s[h][k], value[k], weight);
+        }
     }
-    for (int h = 0; h < n; h++) v_put(g->out + (size_t)h * dim, i, dim, s[h]);
+    for (int h = 0; h < n; h++)
+        for (int k = 0; k < many; k++) v_put(g->out + (size_t)h * dim, i + 16 * k, dim, s[h][k]);
 }
 
 INLINE void mix(const Group *g, const View *v, int first, int last, const int n, const int half) {
-    const int dim = g->values.dim, whole = dim / 16 * 16;
+    const int dim = g->values.dim;
+    int i = 0;
     for (int t = first; v->cold && t < last; t++) ask(&g->values, v, t, half);
-    for (int i = 0; i < whole; i += 16) mix_lanes(g, v, first, last, i, 16, n, half);
-    if (whole < dim) mix_lanes(g, v, first, last, whole, dim - whole, n, half);
+    for (; i + 16 * MIXED <= dim; i += 16 * MIXED) mix_some(g, v, first, last, i, 16, n, MIXED, half);
+    for (; i + 16 <= dim; i += 16) mix_some(g, v, first, last, i, 16, n, 1, half);
+    if (i < dim) mix_some(g, v, first, last, i, dim - i, n, 1, half);
 }
 
 /* Scores become e^(scale * score - largest) in place; returns their sum. There is room up to a multiple of 16. */

@@ -5,6 +5,7 @@
 #define FAST_ROWS 4
 #define FLOAT_ROWS 2
 #define SCORED 1 /* keys that attention scores at a time: four sums each must stay in registers */
+#define MIXED 1 /* vectors of a value that attention adds at a time */
 
 typedef struct {
     __m256 lo, hi;

@@ -9,6 +9,7 @@
 #define FAST_ROWS 4
 #define FLOAT_ROWS 1 /* four sums of four registers each are half of all there are */
 #define SCORED 1     /* keys that attention scores at a time: four sums each must stay in registers */
+#define MIXED 1      /* vectors of a value that attention adds at a time */
 
 typedef struct {
     float32x4_t a, b, c, d;

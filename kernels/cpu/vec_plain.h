@@ -4,6 +4,7 @@
 #define FAST_ROWS 1
 #define FLOAT_ROWS 1
 #define SCORED 1 /* keys that attention scores at a time: four sums each must stay in registers */
+#define MIXED 1 /* vectors of a value that attention adds at a time */
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
