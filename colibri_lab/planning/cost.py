@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..model.plan import Plan
 from .boards import Machine
 
-REACH = 0.85  # part of the memory's rate that the kernels reach on weights: 0.87 to 0.93 in `colibri-lab bench kernels`
+REACH = 0.85  # part of the memory's rate that the kernels reach on weights: 0.83 to 0.93 in `colibri-lab bench kernels`
 KV_REACH = 0.7  # and attention on keys and values: `colibri-lab bench kv`
 LAYER_S = 20e-6  # of a layer beside its bytes: what the engine writes down of it
 TOKEN_S = 60e-6  # of a token beside its layers: sampling, telemetry, the request

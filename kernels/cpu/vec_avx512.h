@@ -57,22 +57,26 @@ INLINE void v_sum4(const v16 *v, float *out) {
     _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(a, c), _mm_add_ps(b, d)));
 }
 
-/* out[h * stride + j] = the sum of v[j][h], in the order of v_sum: two vectors become one at each of its steps. */
+/* out[h * stride + j] = the sum of v[j][h], in the order of v_sum: two vectors become one at each of its steps. Half of
+   what is moved stays in its lane, since only one port can move it elsewhere. */
 INLINE void v_sum16(const v16 v[4][4], float *out, size_t stride, int n) {
+    const __m512i quarters = _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+    const __m512i pairs = _mm512_setr_epi32(1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30);
     v16 four[4];
     for (int j = 0; j < 4; j++) {
         v16 eight[2];
         for (int h = 0; h < 4; h += 2)
-            eight[h / 2] = v_add(_mm512_shuffle_f32x4(v[j][h], v[j][h + 1], 0x44),
-                                 _mm512_shuffle_f32x4(v[j][h], v[j][h + 1], 0xee));
-        four[j] = v_add(_mm512_shuffle_f32x4(eight[0], eight[1], 0x88), _mm512_shuffle_f32x4(eight[0], eight[1], 0xdd));
+            eight[h / 2] = v_add(_mm512_mask_blend_ps(0xff00, v[j][h], v[j][h + 1]),
+                                 _mm512_shuffle_f32x4(v[j][h], v[j][h + 1], 0x4e));
+        four[j] = v_add(_mm512_mask_blend_ps(0xf0f0, eight[0], eight[1]),
+                        _mm512_permutex2var_ps(eight[0], quarters, eight[1]));
     }
-    v16 a = v_add(_mm512_shuffle_ps(four[0], four[1], 0x44), _mm512_shuffle_ps(four[0], four[1], 0xee));
-    v16 b = v_add(_mm512_shuffle_ps(four[2], four[3], 0x44), _mm512_shuffle_ps(four[2], four[3], 0xee));
-    v16 sums = v_add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); /* a quarter for each h */
+    v16 a = v_add(_mm512_mask_blend_ps(0xcccc, four[0], four[2]), _mm512_shuffle_ps(four[0], four[2], 0x4e));
+    v16 b = v_add(_mm512_mask_blend_ps(0xcccc, four[1], four[3]), _mm512_shuffle_ps(four[1], four[3], 0x4e));
+    v16 sums = v_add(_mm512_mask_blend_ps(0xaaaa, a, b), _mm512_permutex2var_ps(a, pairs, b)); /* of h 0, 2, 1, 3 */
     _mm_storeu_ps(out, _mm512_castps512_ps128(sums));
-    if (n > 1) _mm_storeu_ps(out + stride, _mm512_extractf32x4_ps(sums, 1));
-    if (n > 2) _mm_storeu_ps(out + 2 * stride, _mm512_extractf32x4_ps(sums, 2));
+    if (n > 1) _mm_storeu_ps(out + stride, _mm512_extractf32x4_ps(sums, 2));
+    if (n > 2) _mm_storeu_ps(out + 2 * stride, _mm512_extractf32x4_ps(sums, 1));
     if (n > 3) _mm_storeu_ps(out + 3 * stride, _mm512_extractf32x4_ps(sums, 3));
 }
 
