@@ -118,7 +118,7 @@ static void matmul(const Matrix *m, Run run, int first, int last, const Act *a, 
 #endif
     Cursor next = cursor_at(m, run, (int64_t)first * m->tiles_across);
     float out[MAX_BLOCK][ROWS];
-    if (next.left) begin_ahead(&next);
+    begin_ahead(&next);
     for (int g = first; g < last; g++) {
         Cursor begin = next;
         int width = min_int(ROWS, m->rows - g * ROWS);
