@@ -38,7 +38,7 @@ typedef struct {
     float *qkv, *attended, *out; /* [R][...] */
     float *sum;                  /* [R][H] the layer's sum of experts */
     float *row_sum;              /* of the running call's row 0: between two waves of a group another one may run */
-    float *scores;               /* [threads][16][positions] */
+    float *scores;               /* [threads][16 heads][positions] */
     float *scratch;              /* [threads][2][scratch_len] */
     float **pointers;            /* [threads][2][R] */
     float *partial;              /* [R * (k + 1)][H] results by (job, row), where experts come in as they arrive */
@@ -115,7 +115,7 @@ EXPORT Context *colibri_bind(const Model *model) {
     }
     widest = max_int(widest, c->attended_width);
     c->scratch_len = round_up(max_int(max_int(m->hidden, max_int(ffn, wide)), (int)rows * 128), 128);
-    c->scores_len = round_up(m->positions, 16) + 16; /* a power of two apart, heads would share a set of a cache */
+    c->scores_len = round_up(m->positions, 16);
     if (!take_acts(c, &c->in, rows, widest) || !take_acts(c, &c->shared_in, rows, m->hidden) ||
         !take_acts(c, &c->hidden, pairs, ffn) || !take_acts(c, &c->wide_hidden, rows, wide))
         goto no_memory;

@@ -53,9 +53,9 @@ static int look(Context *c, const Layer *layer, int l, int r, int32_t *room) {
         s.where = room, s.guessed = 1;
     }
     c->sight[r] = s;
-    for (int t = 0; t < s.count; t++)
-        if (s.where[t] < 0 || s.where[t] >= m->tokens) return 0;
-    return s.count >= 0;
+    int outside = s.count < 0;
+    for (int t = 0; t < s.count; t++) outside |= (unsigned)s.where[t] >= (unsigned)m->tokens;
+    return !outside;
 }
 
 /* A layer's counters of attention, in the order of ops/types.py's SEEN. The choice is the backend's own router's. */

@@ -9,7 +9,7 @@
 #define FAST_ROWS 8  /* rows of activations that one load of int8 or int4 weights serves */
 #define FLOAT_ROWS 4 /* the same for float activations: four sums a row must stay in registers */
 #define SCORED 4     /* keys that attention scores at a time: four sums each must stay in registers */
-#define MIXED 2      /* vectors of a value that attention adds at a time */
+#define MIXED 4      /* vectors of a value that attention adds at a time */
 
 typedef __m512 v16;
 
