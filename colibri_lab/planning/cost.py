@@ -13,7 +13,7 @@ from ..model.plan import Plan
 from .boards import Machine
 
 REACH = 0.85  # part of the memory's rate that the kernels reach on weights: 0.83 to 0.93 in `colibri-lab bench kernels`
-KV_REACH = 0.6  # and attention on keys and values: 0.56 to 0.70 in `colibri-lab bench kv`
+KV_REACH = 0.67  # and attention on keys and values: 0.65 to 0.72 in `colibri-lab bench kv`
 LAYER_S = 20e-6  # of a layer beside its bytes: what the engine writes down of it
 TOKEN_S = 60e-6  # of a token beside its layers: sampling, telemetry, the request
 READ_S = 120e-6  # of a missing expert beside its read: who leaves, the books of pages, layers no longer at one go
