@@ -78,6 +78,14 @@ def test_expert_local_attention(machine: Machine, kv_dtype: str) -> None:
     same(machine, replace(LOCAL, kv_dtype=kv_dtype), "exact", [[(0, t), (1, t + 1), (0, t + 2)] for t in range(12)])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 80])
+def test_long_history(machine: Machine, head_dim: int) -> None:
+    """Several tiles of tokens, groups of four heads and of one."""
+    shape = Shape(heads=10, kv_heads=2, head_dim=head_dim, layers=1, positions=83, seats=1)
+    rows = [[(0, t % 70) for t in range(first, min(first + 16, 83))] for first in range(0, 83, 16)]
+    same(machine, shape, "exact", [row for step in rows[:-1] for row in (step[:15], step[15:])] + rows[-1:])
+
+
 @pytest.mark.parametrize("kind", KINDS[1:])
 @pytest.mark.parametrize("bits", [8, 11, 16])
 @pytest.mark.parametrize("normalise", [True, False])
