@@ -54,7 +54,7 @@ static int look(Context *c, const Layer *layer, int l, int r, int32_t *room) {
     }
     c->sight[r] = s;
     int outside = s.count < 0;
-    for (int t = 0; t < s.count; t++) outside |= (unsigned)s.where[t] >= (unsigned)m->tokens;
+    for (int t = 0; t < s.count; t++) outside |= (s.where[t] < 0) | (s.where[t] >= m->tokens);
     return !outside;
 }
 
